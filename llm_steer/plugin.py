@@ -1,0 +1,233 @@
+"""The hook interface: the contract between a steering method and the engines that run it.
+
+A method is a :class:`Plugin`. An engine is a *host*. A plugin never imports an engine, a host never knows a method, and
+both meet in this file. Hooks are called in the order in which data flows through one forward pass:
+
+=================================  ====================================================================================
+``expand(request)``                once per chat request, before anything runs (voting)
+``admit(slot, params, ids)``       once when a request gets a slot, and again if the slot is refilled
+``step(tokens)``                   once per forward pass, before it, outside any graph
+``residual(layer, hidden, tokens)``  at each layer the plugin asked for, inside the forward pass
+``logits(logits, rows)``           once per forward pass, after it
+``finish(slot, tokens, rows)``     once when the request ends; returns the trace
+``combine(responses)``             once per chat request, after everything ran (voting)
+=================================  ====================================================================================
+
+Three rules keep every method right on every host:
+
+*Flat layout.* The tokens of all requests lie on one axis, each with the slot of its request: vLLM's own layout, the
+layout of transformers' continuous batching, and a view of ``[batch, seq]``.
+
+*Slots.* State is a structure of arrays ``[num_slots, ...]`` on the device, allocated once. A slot belongs to one request
+from admission to finish. The last slot is nobody's: rows that do not steer point there, so hooks never branch and never
+loop over requests, never call ``.item()``, never wait for the device.
+
+*A function of what is given.* Never count calls. Partial prefills, preemption, beam search and drafted tokens call hooks
+again or with fewer tokens; positions say where a token stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+if TYPE_CHECKING:
+    import torch
+
+    from llm_steer.tokens import Vocabulary
+
+__all__ = ["Context", "Flag", "Params", "Plugin", "Rows", "Tokens"]
+
+Flag = Annotated[bool, BeforeValidator(lambda value: bool(value) if type(value) is int and value in (0, 1) else value)]
+"""A boolean parameter. Over HTTP, booleans inside ``vllm_xargs`` arrive as 0 and 1."""
+
+
+class Params(BaseModel):
+    """Base of a plugin's parameters: one pydantic model validates Python keywords, ``SamplingParams.extra_args``, HTTP
+    ``vllm_xargs`` and YAML alike.
+
+    Types are strict (the string ``"5"`` is not a number), unknown fields are errors, NaN and infinities are refused, and
+    instances are frozen.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @classmethod
+    def inherit(cls, defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+        """Merge a request's own fields over the defaults that a server or ``steer(model, ...)`` set.
+
+        Override where some fields only make sense together.
+        """
+        return {**defaults, **own}
+
+    def resolve(self, vocabulary: Vocabulary | None) -> Params:
+        """Turn everything that needs a tokenizer into numbers. Called once, where the tokenizer is (the front end).
+
+        Must be idempotent: resolving a resolved object returns an equal one, without a vocabulary too.
+
+        Raises:
+            SteerError: a word, marker or id that this tokenizer or vocabulary does not have.
+        """
+        return self
+
+
+P = TypeVar("P", bound=Params)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a plugin is built with. Constant for its lifetime."""
+
+    num_slots: int
+    """Rows to allocate in every per-slot tensor; the last one, ``nobody``, is never admitted."""
+    device: torch.device
+    """Where per-slot state lives. A residual hook may be called with tensors of another device (a model split over
+    several): keep a copy of what it reads on each."""
+    vocab_size: int
+    """Width of the logits, which can exceed the tokenizer's length."""
+    num_layers: int = 0
+    hidden_size: int = 0
+
+    @property
+    def nobody(self) -> int:
+        return self.num_slots - 1
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The flat tokens of one forward pass, or of one whole output when a trace is made.
+
+    All fields are device tensors ``[num_tokens]``. Flags and counts describe the state *after* the token: the token that
+    opens a think span is inside it, the one that closes it is not.
+    """
+
+    ids: torch.Tensor
+    """int64, token id."""
+    slot: torch.Tensor
+    """int64, slot of the request the token belongs to; nobody's slot for tokens of requests that do not steer."""
+    position: torch.Tensor
+    """int64, index in the sequence, padding not counted; 0 is the first prompt token."""
+    output_position: torch.Tensor
+    """int64, index among the generated tokens; negative in the prompt."""
+    thinking: torch.Tensor
+    """bool, inside a think span. In the prompt only its last token carries the state."""
+    think_position: torch.Tensor
+    """int64, index among the generated tokens since the current or last think span opened (what follows its end counts
+    on); -1 for the opener itself, and where no span has opened."""
+    think_ended: torch.Tensor
+    """bool, an end marker has been generated."""
+    boundary: torch.Tensor
+    """bool, the token ends a reasoning step (a blank line in decoded text)."""
+
+    @property
+    def is_prompt(self) -> torch.Tensor:
+        """bool ``[num_tokens]``."""
+        return self.output_position < 0
+
+    def to(self, device: torch.device) -> Tokens:
+        return replace(self, **{name: value.to(device) for name, value in vars(self).items()})
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The logits rows of one forward pass. All fields are device tensors ``[num_rows]``.
+
+    Each row is about the token that will be sampled from it: ``output_position`` is the index that token will have.
+    """
+
+    slot: torch.Tensor
+    """int64, nobody's slot for rows that do not steer."""
+    output_position: torch.Tensor
+    """int64, number of tokens generated before this one; 0 for the first."""
+    thinking: torch.Tensor
+    """bool, the token will be sampled inside a think span."""
+    think_position: torch.Tensor
+    """int64, number of tokens generated before this one since the current or last think span opened; -1 if none has."""
+    think_ended: torch.Tensor
+    """bool, an end marker was generated before."""
+    live: torch.Tensor
+    """bool, False where the sample will be thrown away (unfinished prefill chunk, row of a request that does not steer)."""
+
+
+class Plugin(Generic[P]):
+    """One steering method. Subclass it, set ``name`` and ``Params``, override the hooks you need.
+
+    A host builds one instance per engine (or per ``generate`` call), so instance attributes are per-engine state.
+    """
+
+    name: ClassVar[str]
+    """Lower-case identifier: the entry-point name, what users write."""
+    summary: ClassVar[str] = ""
+    """One line for ``llm-steer list``."""
+    Params: ClassVar[type[Params]] = Params
+
+    feedback: ClassVar[bool] = False
+    """True when steering depends on what the model computed (logits, hidden states), not only on token ids. Hosts refuse
+    such plugins where rows are re-ordered or drafted (beam search, speculative decoding), and do not replay their trace."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    # -- one chat request, before and after -----------------------------------------------------------------------------
+
+    @classmethod
+    def expand(cls, request: Mapping[str, Any], params: P) -> list[dict[str, Any]]:
+        """Turn one chat request (OpenAI ``/v1/chat/completions`` body) into the requests that answer it."""
+        return [dict(request)]
+
+    @classmethod
+    def combine(cls, responses: Sequence[Mapping[str, Any]], params: P) -> dict[str, Any]:
+        """Turn the responses of the expanded requests into the one that the caller sees."""
+        return dict(responses[0])
+
+    # -- one request ----------------------------------------------------------------------------------------------------
+
+    def admit(self, slot: int, params: P | None, prompt_ids: torch.Tensor) -> None:
+        """Initialise *every* field of ``slot``: its previous owner's state must not show.
+
+        Args:
+            slot: in ``[0, num_slots - 1)``.
+            params: resolved parameters; None when the slot's request does not use this plugin: make the slot inert.
+            prompt_ids: int64 ``[prompt_len]`` on the device; empty when the prompt was given as embeddings.
+        """
+
+    def finish(self, slot: int, tokens: Tokens, rows: Rows) -> dict[str, Any]:
+        """Say what was done to the request: JSON types only.
+
+        Args:
+            slot: the request's slot; per-slot state is still there.
+            tokens: everything that was generated. The host may call this on a scratch instance that saw nothing but
+                ``admit`` (a replay from token ids), unless ``feedback`` is set.
+            rows: the logits row that each of ``tokens`` was sampled from.
+        """
+        return {}
+
+    # -- one forward pass -----------------------------------------------------------------------------------------------
+
+    def step(self, tokens: Tokens) -> None:
+        """Update per-slot state from the tokens that are about to be fed."""
+
+    def layers(self) -> Collection[int]:
+        """Indices of the decoder layers whose output ``residual`` wants, in ``[0, context.num_layers)``. Asked once."""
+        return ()
+
+    def residual(self, layer: int, hidden: torch.Tensor, tokens: Tokens) -> None:
+        """Change the residual stream after ``layer`` in place.
+
+        Runs inside torch.compile and CUDA graphs where the host has them: static-shape tensor arithmetic on preallocated
+        buffers only.
+
+        Args:
+            hidden: ``[num_tokens, hidden_size]``, model dtype.
+            tokens: on the device of ``hidden``.
+        """
+
+    def logits(self, logits: torch.Tensor, rows: Rows) -> None:
+        """Change the logits in place. Leave -inf at -inf: a mask by grammar or by another method wins.
+
+        Args:
+            logits: float32 ``[num_rows, vocab_size]``, before temperature and truncation.
+        """

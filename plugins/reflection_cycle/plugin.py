@@ -1,0 +1,136 @@
+"""CyclicReflex: a wave on the logits of reflection tokens (ICLR 2026)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+
+from llm_steer.plugin import Context, Plugin, Rows, Tokens
+from llm_steer.slots import SlotTable, copy_async
+
+from . import schedule
+from .params import ReflectionCycleParams
+
+KINDS = (*schedule.WAVES, "piecewise")
+AFTER_END = ("off", "restart", "continue")
+
+
+class ReflectionCycle(Plugin[ReflectionCycleParams]):
+    """Adds ``d(t)`` to the logits of a request's reflection tokens, before temperature.
+
+    ``t`` counts generated tokens, so the offset is a function of the position alone: nothing is accumulated, and every
+    row of a batch is computed in one fused update.
+    """
+
+    name = "reflection_cycle"
+    summary = "CyclicReflex: a triangular wave on the logits of reflection tokens (Wait, But, Alternatively)"
+    Params: ClassVar = ReflectionCycleParams
+
+    COLUMNS = ("steers", "kind", "amplitude", "period", "phase", "from_think", "after_end", "start_position", "windowed")
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._table = SlotTable(self.COLUMNS, context.num_slots, context.device)
+        self._kind_of = ["" for _ in range(context.num_slots)]
+        self._kinds: frozenset[str] = frozenset()
+        # Tables with a width, grown when a request needs more: [num_slots, width].
+        self._ids = _Ragged(context, 1, torch.int64)
+        self._window = (_Ragged(context, 1, torch.float64), _Ragged(context, 1, torch.float64))
+        self._points = (_Ragged(context, 2, torch.float64), _Ragged(context, 2, torch.float64))
+
+    def admit(self, slot: int, params: ReflectionCycleParams | None, prompt_ids: torch.Tensor) -> None:
+        self._kind_of[slot] = params.schedule if params else ""
+        self._kinds = frozenset(filter(None, self._kind_of))
+        if params is None:
+            self._table.write(slot)
+            self._ids.write(slot, [0])
+            return
+        self._table.write(
+            slot,
+            steers=1,
+            kind=KINDS.index(params.schedule),
+            amplitude=params.amplitude,
+            period=params.period,
+            phase=params.phase,
+            from_think=params.origin == "think",
+            after_end=AFTER_END.index(params.after_end),
+            start_position=params.start_position,
+            windowed=params.window is not None,
+        )
+        self._ids.write(slot, params.token_ids or [0])
+        for column, table in enumerate(self._window):
+            table.write(slot, [pair[column] for pair in params.window or [[0, 0]]])
+        for column, table in enumerate(self._points):
+            table.write(slot, [pair[column] for pair in params.points or [[0.0, 0.0]]])
+
+    def logits(self, logits: torch.Tensor, rows: Rows) -> None:
+        delta, acts = self.offsets(rows)
+        ids = self._ids.rows(rows.slot)
+        before = logits.gather(1, ids)
+        # Rows that do not steer get their own values back: bit-identical. Padding repeats an id of the same row.
+        after = torch.where(acts[:, None], before + delta[:, None].to(logits.dtype), before)
+        logits.scatter_(1, ids, after)
+
+    def offsets(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is added to the reflection tokens of each row: float64 ``[rows]``, and bool ``[rows]``, the wave acts."""
+        self._table.flush()
+        of = {name: self._table[name][rows.slot] for name in self.COLUMNS}
+        continues, restarts = of["after_end"] == 2, of["after_end"] == 1
+        again = restarts & rows.think_ended & rows.thinking
+        from_think = of["from_think"].bool()
+        t = torch.where(from_think | again, rows.think_position, rows.output_position) + of["start_position"]
+        inside = torch.where(from_think, rows.thinking, True)
+        opened = torch.where(from_think, rows.think_position >= 0, True)
+        acts = continues & opened | ~continues & (inside & ~rows.think_ended | again)
+        acts = acts & of["steers"].bool() & rows.live
+        starts, ends = (table.rows(rows.slot) for table in self._window)
+        within = ((t[:, None] >= starts) & (t[:, None] < ends)).any(1)
+        acts = acts & (within | ~of["windowed"].bool())
+
+        delta = torch.zeros_like(t)
+        for kind in self._kinds:  # the few forms in use, not the requests
+            if kind == "piecewise":
+                value = schedule.piecewise(t, *(table.rows(rows.slot) for table in self._points))
+            else:
+                # Rows of other forms, and nobody's, hold no period.
+                period = of["period"].clamp(min=1e-9)
+                value = schedule.WAVES[kind](t, of["amplitude"], period, of["phase"])
+            delta = torch.where(of["kind"] == KINDS.index(kind), value, delta)
+        return torch.where(acts, delta, 0.0), acts
+
+    def finish(self, slot: int, tokens: Tokens, rows: Rows) -> dict[str, Any]:
+        delta, acts = self.offsets(rows)
+        reflection = torch.isin(tokens.ids, self._ids.rows(tokens.slot[:1])) & self._table["steers"][slot].bool()
+        return {
+            "steered_steps": int((acts & (delta != 0)).sum()),
+            "reflection_tokens": int(reflection.sum()),
+            "positions": tokens.output_position[reflection].tolist(),
+            "deltas": [round(d, 6) for d in delta[reflection].tolist()],
+        }
+
+
+class _Ragged:
+    """A ``[num_slots, width]`` device table of lists of unequal length; short ones repeat their last item."""
+
+    def __init__(self, context: Context, width: int, dtype: torch.dtype) -> None:
+        self._host = torch.zeros(context.num_slots, width, dtype=dtype)
+        self._device = self._host.to(context.device, copy=True)
+        self._dirty = False
+
+    def write(self, slot: int, items: list[Any]) -> None:
+        width = self._host.shape[1]
+        if len(items) > width:
+            while width < len(items):
+                width *= 2
+            last = self._host[:, -1:].expand(-1, width - self._host.shape[1])
+            self._host = torch.cat([self._host, last], dim=1)
+            self._device = self._host.to(self._device.device, copy=True)
+        self._host[slot] = torch.tensor(items + items[-1:] * (width - len(items)), dtype=self._host.dtype)
+        self._dirty = True
+
+    def rows(self, slot: torch.Tensor) -> torch.Tensor:
+        if self._dirty:
+            copy_async(self._host, self._device)
+            self._dirty = False
+        return self._device[slot]
