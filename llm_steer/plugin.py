@@ -120,7 +120,8 @@ class Tokens:
     think_ended: torch.Tensor
     """bool, an end marker has been generated."""
     boundary: torch.Tensor
-    """bool, the token ends a reasoning step (a blank line in decoded text)."""
+    """bool, the token ends a reasoning step (a blank line in decoded text); False throughout unless a plugin sets
+    ``needs_boundaries``."""
 
     @property
     def is_prompt(self) -> torch.Tensor:
@@ -167,6 +168,9 @@ class Plugin(Generic[P]):
     feedback: ClassVar[bool] = False
     """True when steering depends on what the model computed (logits, hidden states), not only on token ids. Hosts refuse
     such plugins where rows are re-ordered or drafted (beam search, speculative decoding), and do not replay their trace."""
+
+    needs_boundaries: ClassVar[bool] = False
+    """True when ``step`` or ``residual`` reads ``tokens.boundary``; False elsewhere spares hosts the table of delimiters."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
