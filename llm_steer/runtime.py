@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ class Runtime:
         self.tracker = Tracker(markers, context.num_slots, context.device)
         self._plugins: dict[str, Plugin[Any]] = {}
         self._specs: dict[int, Spec] = {}
+        self._no_ids = torch.empty(0, dtype=torch.int64, device=context.device)
 
     @property
     def steering(self) -> bool:
@@ -38,6 +40,10 @@ class Runtime:
     @property
     def plugins(self) -> list[Plugin[Any]]:
         return list(self._plugins.values())
+
+    def steers_any(self, slots: Iterable[int]) -> bool:
+        """One of the slots steers."""
+        return not self._specs.keys().isdisjoint(slots)
 
     def plugin(self, cls: type[Plugin[Any]]) -> Plugin[Any]:
         """The engine's instance of a plugin, built when it is first needed."""
@@ -68,6 +74,8 @@ class Runtime:
         """The request has left the slot, or does not steer."""
         if self._specs.pop(slot, None):
             self.tracker.release(slot)
+            for plugin in self._plugins.values():
+                plugin.admit(slot, None, self._no_ids)
 
     def forward(self, ids: torch.Tensor, slot: torch.Tensor, position: torch.Tensor) -> Tokens:
         """Before a forward pass: track its tokens and let plugins see them. All int64 ``[num_tokens]``."""

@@ -17,6 +17,9 @@ from llm_steer.plugin import Rows, Tokens
 RING = 128
 """Positions of history kept per slot: how far tokens can be taken back, and the most drafts in one forward pass."""
 
+_NEVER = 2**62
+"""``base_len`` of a slot that follows no request: every token lies before it."""
+
 NO_ID = -1
 """Padding inside marker tables; no token has this id."""
 
@@ -88,7 +91,7 @@ class Tracker:
 
         self.prompt_len = table()
         # State after the last token before base_len, and the ids that end there (most recent last).
-        self._base_len = table()
+        self._base_len = table().fill_(_NEVER)
         self._base_state = table()
         self._base_tail = table(self._lookback)
         # (position, id, state) of recent generated tokens at [slot, position % RING].
@@ -123,7 +126,7 @@ class Tracker:
 
     def release(self, slot: int) -> None:
         """Stop following; rows that still point at the slot are no longer live."""
-        self._base_len[slot] = torch.iinfo(torch.int64).max // 2
+        self._base_len[slot] = _NEVER
         self._ring[slot] = -1
 
     def advance(self, ids: torch.Tensor, slot: torch.Tensor, position: torch.Tensor) -> Tokens:

@@ -1,0 +1,180 @@
+"""The places in vLLM that the host hooks into, each checked against the signature it was written for.
+
+A place that looks different is left alone, and steering is refused with that reason: never a silently unsteered answer.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_MARK = "_llm_steer_hook"
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One place: a function or method of vLLM, and the parameters that our wrapper relies on."""
+
+    module: str
+    name: str
+    parameters: tuple[str, ...]
+    purpose: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.name}"
+
+
+CONFIG = Hook(
+    "vllm.engine.arg_utils", "EngineArgs.create_model_config", ("self",), "takes our names out of --logits-processors"
+)
+INPUT_INIT = Hook(
+    "vllm.v1.engine.input_processor", "InputProcessor.__init__", ("self", "vllm_config"), "reads the defaults at start-up"
+)
+INPUT = Hook(
+    "vllm.v1.engine.input_processor",
+    "InputProcessor.process_inputs",
+    ("self", "request_id", "prompt", "params"),
+    "validates and resolves each request",
+)
+CORE = Hook(
+    "vllm.v1.engine.core",
+    "EngineCore.preprocess_add_request",
+    ("self", "request"),
+    "turns away requests that bypass the front end",
+)
+OUTPUT_STATE = Hook(
+    "vllm.v1.engine.output_processor",
+    "RequestState.from_new_request",
+    ("cls", "request", "request_index"),
+    "remembers how a request steers",
+)
+OUTPUT = Hook(
+    "vllm.v1.engine.output_processor",
+    "RequestState._new_completion_output",
+    ("self", "token_ids", "finish_reason", "stop_reason"),
+    "attaches the trace",
+)
+BEAM_OFFLINE = Hook(
+    "vllm.entrypoints.generate.beam_search.offline",
+    "BeamSearchOfflineMixin.beam_search",
+    ("self", "prompts", "params"),
+    "refuses beam search with steering",
+)
+BEAM_ONLINE = Hook(
+    "vllm.entrypoints.generate.beam_search.online",
+    "BeamSearchOnlineMixin.beam_search",
+    ("self", "prompt", "request_id", "params"),
+    "refuses beam search with steering",
+)
+MIDDLEWARE = Hook(
+    "vllm.entrypoints.serve.middleware.register",
+    "init_entrypoints_middleware",
+    ("args", "app"),
+    "adds the trace to HTTP responses",
+)
+RUNNER_V1 = Hook(
+    "vllm.v1.worker.gpu_model_runner", "GPUModelRunner._model_forward", ("self",), "sees each forward's tokens (V1 runner)"
+)
+RUNNER_V2 = Hook(
+    "vllm.v1.worker.gpu.model_runner", "GPUModelRunner.prepare_inputs", ("self",), "sees each forward's tokens (V2 runner)"
+)
+
+FRONT_END = (CONFIG, INPUT_INIT, INPUT, CORE, OUTPUT_STATE, OUTPUT, BEAM_OFFLINE, BEAM_ONLINE)
+"""What every engine's front end needs; ``MIDDLEWARE`` comes on top where there is an HTTP server."""
+
+
+def install(hook: Hook, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
+    """Replace a function by ``wrap(function)``, once. Returns whether the wrapper is in place."""
+    import importlib
+
+    if (problem := check(hook)) is not None:
+        _logger().warning("llm_steer: %s cannot be hooked (%s); steering will be refused", hook, problem)
+        return False
+    owner: Any = importlib.import_module(hook.module)
+    *path, name = hook.name.split(".")
+    for part in path:
+        owner = getattr(owner, part)
+    raw = inspect.getattr_static(owner, name)
+    kind = type(raw) if isinstance(raw, classmethod | staticmethod) else None
+    function = raw.__func__ if kind else raw
+    if not getattr(function, _MARK, False):
+        wrapper = wrap(function)
+        setattr(wrapper, _MARK, True)
+        setattr(owner, name, kind(wrapper) if kind else wrapper)
+    return True
+
+
+def installed(hook: Hook) -> bool:
+    """The wrapper is in place in this process."""
+    import sys
+
+    owner: Any = sys.modules.get(hook.module)
+    for part in hook.name.split("."):
+        owner = getattr(owner, part, None)
+    return bool(getattr(owner, _MARK, False))
+
+
+@cache
+def check(hook: Hook) -> str | None:
+    """Why vLLM's source does not have the place as we know it; None if it has. Reads the source, imports nothing."""
+    try:
+        spec = importlib.util.find_spec(hook.module)
+    except ImportError:
+        spec = None
+    if spec is None or spec.origin is None:
+        return "the module does not exist in this vLLM"
+    node: Any = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    for part in hook.name.split("."):
+        node = next((n for n in getattr(node, "body", ()) if getattr(n, "name", None) == part), None)
+        if node is None:
+            return f"{part} does not exist in this vLLM"
+    names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    missing = [p for p in hook.parameters if p not in names]
+    return f"it takes no parameter {', '.join(missing)}" if missing else None
+
+
+def runner_hook(vllm_config: Any) -> Hook:
+    return RUNNER_V2 if vllm_config.use_v2_model_runner else RUNNER_V1
+
+
+def refusals(vllm_config: Any) -> list[str]:
+    """Why this engine cannot steer at all; each with what to do about it."""
+    reasons = [
+        f"llm_steer cannot hook into {hook}: {problem}; use a vLLM version that `llm-steer doctor` lists as supported"
+        for hook in (*FRONT_END, runner_hook(vllm_config))
+        if (problem := check(hook)) is not None
+    ]
+    if vllm_config.speculative_config is not None and not vllm_config.use_v2_model_runner:
+        reasons.append(
+            "the V1 model runner drops logits processors under speculative decoding; remove --speculative-config, or use "
+            "Model Runner V2"
+        )
+    if getattr(vllm_config.parallel_config, "prefill_context_parallel_size", 1) > 1:
+        reasons.append("prefill context parallelism splits a request's tokens over ranks; set its size to 1")
+    if vllm_config.model_config.runner_type != "generate":
+        reasons.append(f"a {vllm_config.model_config.runner_type} model does not generate")
+    if getattr(vllm_config.model_config, "is_diffusion", False):
+        reasons.append("a diffusion model does not generate one token after the other")
+    return reasons
+
+
+def report() -> list[dict[str, Any]]:
+    """Every hook with whether it would work here, and how that is known (for ``llm-steer doctor``)."""
+    rows = []
+    for hook in (*FRONT_END, MIDDLEWARE, RUNNER_V1, RUNNER_V2):
+        problem = check(hook)
+        how = f"signature read from source: {', '.join(hook.parameters)}" if problem is None else problem
+        rows.append({"hook": str(hook), "purpose": hook.purpose, "active": problem is None, "how": how})
+    return rows
+
+
+def _logger() -> Any:
+    from vllm.logger import init_logger
+
+    return init_logger("vllm.llm_steer")

@@ -1,0 +1,198 @@
+"""OpenAI server: an ASGI middleware that refuses misplaced steering keys and adds the trace to responses.
+
+It is the innermost middleware, so that vLLM's API key guards it. Requests without a word about steering pass straight
+through: their bodies are looked at as bytes and not parsed.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import sys
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+from llm_steer import spec
+from llm_steer.errors import SteerError, UnsupportedError, shorten
+from llm_steer.hosts.vllm import admission, compat, trace
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+TOP_LEVEL = ("extra_args",)
+_SUSPECTS = (b"steer", b"extra_args", b"use_beam_search", b"\\u")
+_MISPLACED = "left out of the body's top level, where vLLM drops it: put it inside vllm_xargs"
+DONE = b"data: [DONE]"
+
+
+class SteerMiddleware:
+    """Pure ASGI: no task of its own, no buffering of streams."""
+
+    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        if scope["method"] == "GET" and scope["path"] == "/v1/steer":
+            await _send_json(send, 200, _status(scope["app"]))
+            return
+        if scope["method"] == "POST" and _is_json(scope["headers"]):
+            body, receive = await _read(receive)
+            try:
+                if any(suspect in body for suspect in _SUSPECTS):
+                    _check_body(body)
+            except (SteerError, UnsupportedError) as error:
+                parameter = error.field if isinstance(error, SteerError) else spec.PREFIX
+                detail = {"message": str(error), "type": "BadRequestError", "param": parameter, "code": 400}
+                await _send_json(send, 400, {"error": detail})
+                return
+        choices: list[trace.Choice] = []
+        trace.collected.set(choices)
+        await self.app(scope, receive, _Tracing(send, choices))
+
+
+class _Tracing:
+    """``send`` that adds what was traced: a field of each choice, or one more event of a stream."""
+
+    def __init__(self, send: Send, choices: list[trace.Choice]) -> None:
+        self._send = send
+        self._choices = choices
+        self._start: Message | None = None
+        self._body = bytearray()
+        self._streams = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._streams = b"text/event-stream" in dict(message["headers"]).get(b"content-type", b"")
+            if self._choices and not self._streams:  # a whole response: generation is over, the traces are there
+                self._start = message
+                return
+        elif message["type"] == "http.response.body" and self._start is not None:
+            self._body += message.get("body", b"")
+            if message.get("more_body"):
+                return
+            body = _with_traces(bytes(self._body), self._choices)
+            headers = [(k, v) for k, v in self._start["headers"] if k.lower() != b"content-length"]
+            await self._send({**self._start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
+            message = {**message, "body": body}
+        elif message["type"] == "http.response.body" and self._choices and DONE in message.get("body", b""):
+            before, done, after = message["body"].rpartition(DONE)
+            event = json.dumps({"object": "steering", "choices": [], "steering": _traces(self._choices)})
+            message = {**message, "body": before + b"data: " + event.encode() + b"\n\n" + done + after}
+        await self._send(message)
+
+
+def _traces(choices: Iterable[trace.Choice]) -> list[dict[str, Any]]:
+    """Traces in the order of the response's choices, each with its ``index``."""
+    order = sorted(choices, key=lambda c: (_prompt_number(c.request_id), c.index))
+    return [{"index": i, **(c.source.trace() if c.source else {"plugins": []})} for i, c in enumerate(order)]
+
+
+def _prompt_number(request_id: str) -> int:
+    # vLLM numbers the prompts of one HTTP request at the end of their ids: cmpl-<uuid>-3.
+    match = re.search(r"[-_](\d+)$", request_id)
+    return int(match[1]) if match else 0
+
+
+def _with_traces(body: bytes, choices: Iterable[trace.Choice]) -> bytes:
+    try:
+        response = json.loads(body)
+    except ValueError:
+        return body
+    if isinstance(response, dict) and isinstance(response.get("choices"), list):
+        traces = {t.pop("index"): t for t in _traces(choices)}
+        for choice in response["choices"]:
+            choice["steering"] = traces.get(choice.get("index"))
+        return json.dumps(response, ensure_ascii=False).encode()
+    return body
+
+
+def _check_body(body: bytes) -> None:
+    """Refuse what vLLM would drop without a word."""
+    try:
+        request = json.loads(body)
+    except (ValueError, RecursionError):
+        return  # vLLM says what is wrong with it
+    if not isinstance(request, dict):
+        return
+    for key, value in request.items():
+        if key in TOP_LEVEL or key.lower().startswith(spec.PREFIX):
+            raise SteerError(key, value, _MISPLACED)
+    arguments = request.get("vllm_xargs")
+    if request.get("use_beam_search") and isinstance(arguments, dict):
+        # vLLM drops vllm_xargs here, so that neither a request to steer nor "off" would arrive.
+        asked = spec.parse_flat(arguments)
+        if asked.spec or asked.trace:
+            raise UnsupportedError(
+                f"steering ({shorten(arguments)}) and use_beam_search exclude each other: vLLM's beam search ranks raw "
+                "log-probabilities; leave one of them out"
+            )
+        if spec.PREFIX in arguments:
+            admission.without_steering()
+
+
+def _status(app: Any) -> dict[str, Any]:
+    client = getattr(app.state, "engine_client", None)
+    front_end = getattr(getattr(client, "input_processor", None), "llm_steer", None)
+    return front_end.status() if front_end else {}
+
+
+def _is_json(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(name == b"content-type" and b"json" in value for name, value in headers)
+
+
+async def _read(receive: Receive) -> tuple[bytes, Receive]:
+    """The whole request body, and a ``receive`` that hands it out again."""
+    body = bytearray()
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":  # the client has gone
+
+            async def gone() -> Message:
+                return message
+
+            return b"", gone
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    handed_out = False
+
+    async def again() -> Message:
+        nonlocal handed_out
+        if handed_out:
+            return await receive()
+        handed_out = True
+        return {"type": "http.request", "body": bytes(body), "more_body": False}
+
+    return bytes(body), again
+
+
+async def _send_json(send: Send, status: int, content: Any) -> None:
+    body = json.dumps(content).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def install() -> None:
+    """Hook the middleware in, if this process is an API server."""
+    if compat.MIDDLEWARE.module not in sys.modules:
+        return
+    compat.install(compat.MIDDLEWARE, _around_init_middleware)
+    # It was imported by name before we came.
+    application: Any = sys.modules.get("vllm.entrypoints.launchers.app")
+    if application is not None:
+        application.init_entrypoints_middleware = sys.modules[compat.MIDDLEWARE.module].init_entrypoints_middleware
+
+
+def _around_init_middleware(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def init_entrypoints_middleware(args: Any, app: Any, *more: Any, **kwargs: Any) -> Any:
+        app.add_middleware(SteerMiddleware)  # the first that is added is the innermost
+        return original(args, app, *more, **kwargs)
+
+    return init_entrypoints_middleware
