@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import torch
 
-from llm_steer.plugin import Context, Plugin, Tokens
+from llm_steer.plugin import Context, Plugin, Rows, Tokens
 from llm_steer.spec import Spec
 from llm_steer.tracking import Markers, Tracker, sampled_from
 
@@ -25,6 +27,7 @@ class Runtime:
         self.tracker = Tracker(markers, context.num_slots, context.device)
         self._plugins: dict[str, Plugin[Any]] = {}
         self._specs: dict[int, Spec] = {}
+        self._passes: list[tuple[list[str], torch.Tensor | None]] | None = None
         self._no_ids = torch.empty(0, dtype=torch.int64, device=context.device)
 
     @property
@@ -64,8 +67,8 @@ class Runtime:
         params = {steer.name: steer.params for steer in spec}
         for steer in spec:
             self.plugin(steer.plugin)
-        # The order of a spec is the order of action; a plugin that is new here goes to the end.
         self._specs[slot] = spec
+        self._passes = None
         self.tracker.admit(slot, prompt_ids, output_ids if output_ids is not None else prompt_ids[:0])
         for name, plugin in self._plugins.items():
             plugin.admit(slot, params.get(name), prompt_ids)
@@ -73,6 +76,7 @@ class Runtime:
     def release(self, slot: int) -> None:
         """The request has left the slot, or does not steer."""
         if self._specs.pop(slot, None):
+            self._passes = None
             self.tracker.release(slot)
             for plugin in self._plugins.values():
                 plugin.admit(slot, None, self._no_ids)
@@ -93,8 +97,66 @@ class Runtime:
             position: int64 ``[num_rows]``, position of the token that was fed at the row.
         """
         rows = self.tracker.rows(slot, position)
-        for plugin in self._plugins.values():
-            plugin.logits(logits, rows)
+        for order, members in self._orders():
+            part = rows if members is None else _only(rows, members, self.context.nobody)
+            for name in order:
+                self._plugins[name].logits(logits, part)
+
+    def _orders(self) -> list[tuple[list[str], torch.Tensor | None]]:
+        """Sequences of plugins to call, each with the slots it is for (None: all).
+
+        A request's plugins act in the order that it gave. One sequence serves all requests unless two of them want the
+        same plugins the other way round.
+        """
+        if self._passes is None:
+            given: dict[tuple[str, ...], list[int]] = {}
+            for slot, spec in self._specs.items():
+                given.setdefault(tuple(steer.name for steer in spec), []).append(slot)
+            graph: dict[str, set[str]] = {}
+            for names in given:
+                for name, before in zip(names, (None, *names), strict=False):
+                    graph.setdefault(name, set()).update({before} if before else ())
+            try:
+                self._passes = [(list(TopologicalSorter(graph).static_order()), None)]
+            except CycleError:
+                self._passes = []
+                for names, slots in given.items():
+                    members = torch.zeros(self.context.num_slots, dtype=torch.bool)
+                    members[slots] = True
+                    self._passes.append((list(names), members.to(self.context.device)))
+        return self._passes
+
+    def trace(self, slot: int, output_ids: torch.Tensor) -> dict[str, Any]:
+        """What was done to a request that has ended and still owns its slot.
+
+        Args:
+            output_ids: int64, everything it generated, on the device.
+        """
+        count = len(output_ids)
+        slots = torch.full((count,), slot, device=self.context.device)
+        position = self.tracker.prompt_len[slot] + torch.arange(count, device=self.context.device)
+        first = self.tracker.rows(slots[:1], position[:1] - 1)
+        tokens = self.tracker.advance(output_ids, slots, position)
+        rows = sampled_from(tokens, first)
+        return {
+            "tokens": count,
+            "think_tokens": int((tokens.thinking & (tokens.think_position >= 0)).sum()),
+            "replayed": False,
+            "plugins": [
+                {
+                    "name": steer.name,
+                    "params": steer.params.model_dump(mode="json", exclude_unset=True),
+                    **self.plugin(steer.plugin).finish(slot, tokens, rows),
+                }
+                for steer in self._specs[slot]
+            ],
+        }
+
+
+def _only(rows: Rows, members: torch.Tensor, nobody: int) -> Rows:
+    """The rows as seen by the plugins of some slots: all others are nobody's."""
+    mine = members[rows.slot]
+    return replace(rows, slot=torch.where(mine, rows.slot, nobody), live=rows.live & mine)
 
 
 def replay(spec: Spec, markers: Markers, vocab_size: int, prompt_ids: list[int], output_ids: list[int]) -> dict[str, Any]:
@@ -104,23 +166,5 @@ def replay(spec: Spec, markers: Markers, vocab_size: int, prompt_ids: list[int],
     """
     device = torch.device("cpu")
     runtime = Runtime(Context(num_slots=2, device=device, vocab_size=vocab_size), markers)
-    prompt = torch.tensor(prompt_ids, dtype=torch.int64)
-    output = torch.tensor(output_ids, dtype=torch.int64)
-    runtime.admit(0, spec, prompt)
-    slot = torch.zeros(len(output), dtype=torch.int64)
-    first = runtime.tracker.rows(slot[:1], torch.full((min(1, len(output)),), len(prompt) - 1))
-    tokens = runtime.tracker.advance(output, slot, len(prompt) + torch.arange(len(output)))
-    rows = sampled_from(tokens, first)
-    return {
-        "tokens": len(output),
-        "think_tokens": int((tokens.thinking & (tokens.think_position >= 0)).sum()),
-        "replayed": True,
-        "plugins": [
-            {
-                "name": steer.name,
-                "params": steer.params.model_dump(mode="json", exclude_unset=True),
-                **runtime.plugin(steer.plugin).finish(0, tokens, rows),
-            }
-            for steer in spec
-        ],
-    }
+    runtime.admit(0, spec, torch.tensor(prompt_ids, dtype=torch.int64))
+    return {**runtime.trace(0, torch.tensor(output_ids, dtype=torch.int64)), "replayed": True}

@@ -132,7 +132,8 @@ def read_stamp(params: Any) -> dict[str, Any] | None:
 
 
 def markers_of(stamp: Mapping[str, Any]) -> Markers:
-    return Markers(*(tuple(tuple(m) for m in stamp[key]) for key in ("openers", "closers")))
+    openers, closers = (tuple(tuple(m) for m in stamp[key]) for key in ("openers", "closers"))
+    return Markers(openers, closers)
 
 
 def unstamped_keys(params: Any) -> list[str]:

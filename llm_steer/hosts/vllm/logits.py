@@ -28,7 +28,7 @@ from llm_steer.runtime import Runtime
 from llm_steer.slots import copy_async
 
 
-class SteerLogitsProcessor(LogitsProcessorV1, LogitsProcessorV2):
+class SteerLogitsProcessor(LogitsProcessorV1, LogitsProcessorV2):  # type: ignore[misc]  # vLLM is not type-checked
     """Carries the plugins' ``logits`` hook into vLLM's sampler; does nothing while no request steers.
 
     Constructed by vLLM in each worker: ``(vllm_config, device, is_pin_memory)`` on V1, ``(vllm_config, req_states)`` on V2.
@@ -60,8 +60,8 @@ class SteerLogitsProcessor(LogitsProcessorV1, LogitsProcessorV2):
             keys.append(admission.STAMP)
         if keys:
             raise ValueError(
-                f"{', '.join(keys)}: steering is not active in this process, so the request would be answered unsteered; let "
-                "vLLM load the general plugin llm_steer (VLLM_PLUGINS must name it, or be unset)"
+                f"{', '.join(keys)}: steering is not active in this process, so the request would be answered unsteered; "
+                "let vLLM load the general plugin llm_steer (VLLM_PLUGINS must name it, or be unset)"
             )
 
     # -- V1 ---------------------------------------------------------------------------------------------------------------

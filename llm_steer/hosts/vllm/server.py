@@ -25,6 +25,7 @@ TOP_LEVEL = ("extra_args",)
 _SUSPECTS = (b"steer", b"extra_args", b"use_beam_search", b"\\u")
 _MISPLACED = "left out of the body's top level, where vLLM drops it: put it inside vllm_xargs"
 DONE = b"data: [DONE]"
+_EVENT = re.compile(rb"^data: (\{.*\})$", re.MULTILINE)
 
 
 class SteerMiddleware:
@@ -64,6 +65,7 @@ class _Tracing:
         self._start: Message | None = None
         self._body = bytearray()
         self._streams = False
+        self._event: dict[str, Any] | None = None
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -79,11 +81,20 @@ class _Tracing:
             headers = [(k, v) for k, v in self._start["headers"] if k.lower() != b"content-length"]
             await self._send({**self._start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
             message = {**message, "body": body}
-        elif message["type"] == "http.response.body" and self._choices and DONE in message.get("body", b""):
-            before, done, after = message["body"].rpartition(DONE)
-            event = json.dumps({"object": "steering", "choices": [], "steering": _traces(self._choices)})
-            message = {**message, "body": before + b"data: " + event.encode() + b"\n\n" + done + after}
+        elif message["type"] == "http.response.body" and self._choices:
+            message = {**message, "body": self._with_event(message.get("body", b""))}
         await self._send(message)
+
+    def _with_event(self, body: bytes) -> bytes:
+        """A part of a stream; before its end mark, one more event like the others, with the traces."""
+        if self._event is None and (match := _EVENT.search(body)):
+            event = json.loads(match[1])
+            self._event = {key: event.get(key) for key in ("id", "object", "created", "model")}
+        before, done, after = body.rpartition(DONE)
+        if not done:
+            return body
+        event = json.dumps({**(self._event or {}), "choices": [], "steering": _traces(self._choices)})
+        return before + b"data: " + event.encode() + b"\n\n" + done + after
 
 
 def _traces(choices: Iterable[trace.Choice]) -> list[dict[str, Any]]:
@@ -103,12 +114,15 @@ def _with_traces(body: bytes, choices: Iterable[trace.Choice]) -> bytes:
         response = json.loads(body)
     except ValueError:
         return body
-    if isinstance(response, dict) and isinstance(response.get("choices"), list):
+    if not isinstance(response, dict):
+        return body
+    if isinstance(response.get("choices"), list):
         traces = {t.pop("index"): t for t in _traces(choices)}
         for choice in response["choices"]:
             choice["steering"] = traces.get(choice.get("index"))
-        return json.dumps(response, ensure_ascii=False).encode()
-    return body
+    else:  # an API without choices (responses, messages)
+        response["steering"] = _traces(choices)
+    return json.dumps(response, ensure_ascii=False).encode()
 
 
 def _check_body(body: bytes) -> None:
@@ -146,29 +160,17 @@ def _is_json(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 async def _read(receive: Receive) -> tuple[bytes, Receive]:
-    """The whole request body, and a ``receive`` that hands it out again."""
-    body = bytearray()
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] != "http.request":  # the client has gone
-
-            async def gone() -> Message:
-                return message
-
-            return b"", gone
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-    handed_out = False
+    """The whole request body, and a ``receive`` that hands out the same messages again."""
+    messages: list[Message] = []
+    while not messages or messages[-1].get("more_body"):
+        messages.append(await receive())
+    body = b"".join(message.get("body", b"") for message in messages)
+    messages.reverse()
 
     async def again() -> Message:
-        nonlocal handed_out
-        if handed_out:
-            return await receive()
-        handed_out = True
-        return {"type": "http.request", "body": bytes(body), "more_body": False}
+        return messages.pop() if messages else await receive()
 
-    return bytes(body), again
+    return body, again
 
 
 async def _send_json(send: Send, status: int, content: Any) -> None:
