@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from llm_steer.api import steer, steering, unsteer
     from llm_steer.errors import MissingDependencyError, SteerError, UnsupportedError
     from llm_steer.plugin import Context, Flag, Params, Plugin, Rows, Tokens
-    from llm_steer.steer import steer, steering, unsteer
 
 _HOMES = {
     "errors": ("MissingDependencyError", "SteerError", "UnsupportedError"),
     "plugin": ("Context", "Flag", "Params", "Plugin", "Rows", "Tokens"),
-    "steer": ("steer", "steering", "unsteer"),
+    "api": ("steer", "steering", "unsteer"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

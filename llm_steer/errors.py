@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+import reprlib
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -18,7 +21,8 @@ class SteerError(ValueError):
         self.field = field
         self.value = value
         self.valid = valid
-        super().__init__(f"{field}: got {shorten(value)}; must be {valid}")
+        message = f"{shorten_text(field)}: got {shorten(value)}; must be {valid}"
+        super().__init__(message.encode(errors="backslashreplace").decode())  # a lone surrogate could not be sent
 
 
 class UnsupportedError(RuntimeError):
@@ -39,8 +43,28 @@ class MissingDependencyError(ImportError):
 
 
 def shorten(value: Any, limit: int = 80) -> str:
-    """``repr(value)``, cut in the middle of its own length so that a huge value stays readable."""
+    """``repr(value)``, cut to ``limit`` characters; the size of a huge value instead. Never fails, whatever the value."""
     if isinstance(value, str | bytes | list | tuple | dict) and len(value) > 1000:
-        return f"a {type(value).__name__} of {len(value)} items"
-    text = repr(value)
+        unit = {str: "characters", bytes: "bytes"}.get(type(value), "items")
+        return f"a {type(value).__name__} of {len(value)} {unit}"
+    try:
+        return shorten_text(_BOUNDED.repr(value), limit)
+    except Exception:  # an integer too long to print, a class whose repr() is broken
+        return f"a value of type {type(value).__name__} that cannot be shown"
+
+
+def shorten_text(text: str, limit: int = 200) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """``" (did you mean 'amplitude'?)"``, or nothing if no choice is close to the name."""
+    close = difflib.get_close_matches(name.lower()[:100], list(choices), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+_BOUNDED = reprlib.Repr()
+"""Looks at so much of a value as can be shown: a deep or wide one costs nothing."""
+_BOUNDED.maxlevel = 5
+_BOUNDED.maxlist = _BOUNDED.maxtuple = _BOUNDED.maxdict = 30
+_BOUNDED.maxstring = _BOUNDED.maxlong = _BOUNDED.maxother = 70

@@ -32,7 +32,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 if TYPE_CHECKING:
     import torch
@@ -50,10 +50,20 @@ class Params(BaseModel):
     ``vllm_xargs`` and YAML alike.
 
     Types are strict (the string ``"5"`` is not a number), unknown fields are errors, NaN and infinities are refused, and
-    instances are frozen.
+    instances are frozen. Write sequences as ``list[...]``: JSON has no other, and tuples from Python become lists. A
+    validator of the whole model says what is wrong as ``raise ValueError("field: phrase that follows must be")``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tuples_are_lists(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        return {
+            key: [_listed(v) for v in value] if isinstance(value, list | tuple) else value for key, value in data.items()
+        }
 
     @classmethod
     def inherit(cls, defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,6 +82,10 @@ class Params(BaseModel):
             SteerError: a word, marker or id that this tokenizer or vocabulary does not have.
         """
         return self
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 P = TypeVar("P", bound=Params)
@@ -113,7 +127,7 @@ class Tokens:
     output_position: torch.Tensor
     """int64, index among the generated tokens; negative in the prompt."""
     thinking: torch.Tensor
-    """bool, inside a think span. In the prompt only its last token carries the state."""
+    """bool, inside a think span. In the prompt only its last token carries the state; nobody's tokens carry none."""
     think_position: torch.Tensor
     """int64, index among the generated tokens since the current or last think span opened (what follows its end counts
     on); -1 for the opener itself, and where no span has opened."""
@@ -173,6 +187,7 @@ class Plugin(Generic[P]):
     """True when ``step`` or ``residual`` reads ``tokens.boundary``; False elsewhere spares hosts the table of delimiters."""
 
     def __init__(self, context: Context) -> None:
+        """Allocate what the plugin needs. Every slot starts inert, and nobody's slot stays so."""
         self.context = context
 
     # -- one chat request, before and after -----------------------------------------------------------------------------
@@ -195,7 +210,7 @@ class Plugin(Generic[P]):
         Args:
             slot: in ``[0, num_slots - 1)``.
             params: resolved parameters; None when the slot's request does not use this plugin: make the slot inert.
-            prompt_ids: int64 ``[prompt_len]`` on the device; empty when the prompt was given as embeddings.
+            prompt_ids: int64 ``[prompt_len]``; -1 where the prompt was given as embeddings.
         """
 
     def finish(self, slot: int, tokens: Tokens, rows: Rows) -> dict[str, Any]:

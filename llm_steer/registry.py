@@ -10,15 +10,17 @@ The built-in methods register in the same way. A class is imported only when its
 
 from __future__ import annotations
 
-import difflib
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from llm_steer.errors import SteerError
-from llm_steer.plugin import Plugin
+from llm_steer.errors import SteerError, did_you_mean
+from llm_steer.plugin import Params, Plugin
 
 GROUP = "llm_steer.plugins"
+
+RESERVED = ("name", "trace")
+"""Parameters no plugin may have: beside a plugin's parameters these keys mean something else."""
 
 
 @cache
@@ -53,13 +55,17 @@ def get(name: str) -> type[Plugin[Any]]:
     """
     point = _entry_points().get(name)
     if point is None:
-        close = difflib.get_close_matches(name.lower(), names(), n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise SteerError("steer", name, f"one of {', '.join(names())}, or off{hint}")
+        raise SteerError("steer", name, f"one of {', '.join(names())}{did_you_mean(name, names())}")
     try:
         plugin = point.load()
     except Exception as error:
         raise RuntimeError(f"the steering plugin {name!r} ({point.value}) cannot be imported: {error}") from error
-    if not (isinstance(plugin, type) and issubclass(plugin, Plugin) and plugin.name == name):
+    if not (isinstance(plugin, type) and issubclass(plugin, Plugin) and getattr(plugin, "name", None) == name):
         raise RuntimeError(f"{point.value} is registered as the steering plugin {name!r}, but is no Plugin of that name")
+    if not issubclass(plugin.Params, Params):
+        raise RuntimeError(f"{point.value}.Params must be a subclass of llm_steer.Params")
+    if taken := [field for field in RESERVED if field in plugin.Params.model_fields]:
+        raise RuntimeError(
+            f"{point.value}.Params must not have a field {taken[0]!r}: requests use that key for something else"
+        )
     return plugin

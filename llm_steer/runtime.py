@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from llm_steer.plugin import Context, Plugin, Rows, Tokens
 from llm_steer.spec import Spec
 from llm_steer.tracking import Markers, Tracker, sampled_from
+
+_T = TypeVar("_T", Tokens, Rows)
 
 
 class Runtime:
@@ -26,6 +28,7 @@ class Runtime:
         self.context = context
         self.tracker = Tracker(markers, context.num_slots, context.device)
         self._plugins: dict[str, Plugin[Any]] = {}
+        self._layers: dict[str, frozenset[int]] = {}
         self._specs: dict[int, Spec] = {}
         self._passes: list[tuple[list[str], torch.Tensor | None]] | None = None
         self._no_ids = torch.empty(0, dtype=torch.int64, device=context.device)
@@ -52,6 +55,7 @@ class Runtime:
         """The engine's instance of a plugin, built when it is first needed."""
         if cls.name not in self._plugins:
             self._plugins[cls.name] = cls(self.context)
+            self._layers[cls.name] = frozenset(self._plugins[cls.name].layers())
         return self._plugins[cls.name]
 
     def admit(self, slot: int, spec: Spec, prompt_ids: torch.Tensor, output_ids: torch.Tensor | None = None) -> None:
@@ -64,14 +68,15 @@ class Runtime:
         if not spec:
             self.release(slot)
             return
+        self.release(slot)  # if a plugin refuses the request, the slot is free
         params = {steer.name: steer.params for steer in spec}
         for steer in spec:
             self.plugin(steer.plugin)
-        self._specs[slot] = spec
-        self._passes = None
-        self.tracker.admit(slot, prompt_ids, output_ids if output_ids is not None else prompt_ids[:0])
         for name, plugin in self._plugins.items():
             plugin.admit(slot, params.get(name), prompt_ids)
+        self.tracker.admit(slot, prompt_ids, output_ids if output_ids is not None else prompt_ids[:0])
+        self._specs[slot] = spec
+        self._passes = None
 
     def release(self, slot: int) -> None:
         """The request has left the slot, or does not steer."""
@@ -87,6 +92,24 @@ class Runtime:
         for plugin in self._plugins.values():
             plugin.step(tokens)
         return tokens
+
+    @property
+    def layers(self) -> list[int]:
+        """The decoder layers that plugins asked for, in order."""
+        return sorted(set[int]().union(*self._layers.values()))
+
+    def residual(self, layer: int, hidden: torch.Tensor, tokens: Tokens) -> None:
+        """Behind a layer, outside of graphs: let plugins change the hidden states.
+
+        Args:
+            hidden: ``[num_tokens, hidden_size]``.
+            tokens: from :meth:`forward`, on the device of ``hidden``.
+        """
+        for order, members in self._orders():
+            part = tokens if members is None else _only(tokens, members.to(hidden.device), self.context.nobody)
+            for name in order:
+                if layer in self._layers[name]:
+                    self._plugins[name].residual(layer, hidden, part)
 
     def logits(self, logits: torch.Tensor, slot: torch.Tensor, position: torch.Tensor) -> None:
         """After a forward pass: let plugins change the logits.
@@ -153,10 +176,13 @@ class Runtime:
         }
 
 
-def _only(rows: Rows, members: torch.Tensor, nobody: int) -> Rows:
-    """The rows as seen by the plugins of some slots: all others are nobody's."""
-    mine = members[rows.slot]
-    return replace(rows, slot=torch.where(mine, rows.slot, nobody), live=rows.live & mine)
+def _only(items: _T, members: torch.Tensor, nobody: int) -> _T:
+    """Tokens or rows as seen by the plugins of some slots: all others are nobody's."""
+    mine = members[items.slot]
+    changed = {"slot": torch.where(mine, items.slot, nobody)}
+    if isinstance(items, Rows):
+        changed["live"] = items.live & mine
+    return replace(items, **changed)
 
 
 def replay(spec: Spec, markers: Markers, vocab_size: int, prompt_ids: list[int], output_ids: list[int]) -> dict[str, Any]:

@@ -7,22 +7,26 @@ The same words mean the same everywhere:
 ``{"name": "reflection_cycle", "amplitude": 7}``  one plugin with parameters; without ``name``, the default plugin
 ``["reflection_cycle", {...}]``                 several, applied in this order
 a JSON string of one of the two above           what HTTP carries, where nested values are not allowed
+``True``                                        the default
 ``"off"``, ``None``, ``False``                  not steered, whatever the default is
 ==============================================  =======================================================================
+
+1 and 0 stand for True and False: HTTP carries them so.
 """
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from llm_steer import registry
-from llm_steer.errors import SteerError
+from llm_steer.errors import SteerError, did_you_mean
+from llm_steer.formats import from_json, from_option, from_yaml_file
 from llm_steer.plugin import Params, Plugin
 
 if TYPE_CHECKING:
@@ -30,7 +34,6 @@ if TYPE_CHECKING:
 
 OFF = "off"
 PREFIX = "steer"
-MAX_TEXT = 65_536
 MAX_PLUGINS = 8
 
 
@@ -40,6 +43,8 @@ class Steer:
 
     plugin: type[Plugin[Any]]
     params: Params
+    label: str = field(default="", compare=False)
+    """What stands before a parameter's name where the caller wrote it (``steer_``, ``steer[1].``): for errors."""
 
     @property
     def name(self) -> str:
@@ -62,9 +67,10 @@ def parse(value: Any, fields: Mapping[str, Any] | None = None, defaults: Spec = 
     """Validate a steering request.
 
     Args:
-        value: one of the forms of the module docstring, or True for the defaults.
+        value: one of the forms of the module docstring.
         fields: parameters that stand beside a single plugin's name.
-        defaults: what is steered when the request says nothing, and what its fields are merged over.
+        defaults: what is steered when the request says nothing, and what its fields are merged over. Not resolved yet:
+            a request may change how words become tokens.
         prefix: how the caller spells ``fields`` in errors (``"steer_"`` over HTTP).
 
     Raises:
@@ -72,24 +78,30 @@ def parse(value: Any, fields: Mapping[str, Any] | None = None, defaults: Spec = 
     """
     fields = dict(fields or {})
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
-        value = _parse_json(value)
-    if value is None or value is False or value == OFF or value == []:
+        value = from_json(value, PREFIX)
+    given = value
+    if type(value) is int and value in (0, 1):
+        value = bool(value)
+    several = isinstance(value, list | tuple)
+    if value is None or value is False or (isinstance(value, str) and value == OFF) or (several and not value):
         _refuse_beside(fields, prefix, "left out when steer is off")
         return ()
     if value is True:
         if not defaults:
-            raise SteerError(PREFIX, value, f"{_one_of_plugins()}: there is no default here")
-        if len(defaults) > 1 and not fields:
+            raise SteerError(PREFIX, given, f"{_a_plugin()}: there is no default here")
+        if not fields:
             return defaults
-        value = {}
-    items = value if isinstance(value, list | tuple) else [value]
+        if len(defaults) > 1:
+            _refuse_beside(fields, prefix, f"accompanied by {PREFIX!r}, {_a_plugin()}: several plugins steer by default")
+        value = defaults[0].name
+    items = value if several else [value]
     if len(items) > MAX_PLUGINS:
         raise SteerError(PREFIX, value, f"at most {MAX_PLUGINS} plugins")
     if len(items) > 1:
         _refuse_beside(fields, prefix, 'inside a mapping {"name": ..., parameters} when several plugins steer')
     spec: list[Steer] = []
     for index, item in enumerate(items):
-        where = f"{PREFIX}[{index}]" if isinstance(value, list | tuple) else PREFIX
+        where = f"{PREFIX}[{index}]" if several else PREFIX
         steer = _parse_one(item, fields, defaults, where, prefix)
         if any(steer.name == other.name for other in spec):
             raise SteerError(where, steer.name, "a plugin that is not in the list already")
@@ -103,7 +115,7 @@ def parse_flat(arguments: Mapping[str, Any], defaults: Spec = ()) -> Request:
     ``steer`` holds the request, ``steer_trace`` asks for the trace, every other ``steer_NAME`` is the parameter NAME of
     the one plugin that is asked for, or of the default. Keys that do not start with ``steer`` are not ours.
     """
-    ours = {key: value for key, value in arguments.items() if key.lower().startswith(PREFIX)}
+    ours = {key: value for key, value in arguments.items() if isinstance(key, str) and key.lower().startswith(PREFIX)}
     fields: dict[str, Any] = {}
     for key, value in ours.items():
         if key == PREFIX or key == f"{PREFIX}_trace":
@@ -112,70 +124,67 @@ def parse_flat(arguments: Mapping[str, Any], defaults: Spec = ()) -> Request:
             raise SteerError(key, value, f"written {PREFIX!r}, or '{PREFIX}_' and a parameter's name in lower case")
         fields[key.removeprefix(f"{PREFIX}_")] = value
     trace = ours.get(f"{PREFIX}_trace", False)
-    if isinstance(trace, float | str) or trace not in (0, 1):
+    if not isinstance(trace, int) or trace not in (0, 1):
         raise SteerError(f"{PREFIX}_trace", trace, "0 or 1")
     if PREFIX in ours:
-        value = ours[PREFIX]
+        spec = parse(ours[PREFIX], fields, defaults, prefix=f"{PREFIX}_")
     elif fields:
         if not defaults:
-            _refuse_beside(fields, f"{PREFIX}_", f"accompanied by {PREFIX!r}, {_one_of_plugins()}: there is no default here")
-        value = True
+            _refuse_beside(fields, f"{PREFIX}_", f"accompanied by {PREFIX!r}, {_a_plugin()}: there is no default here")
+        spec = parse(True, fields, defaults, prefix=f"{PREFIX}_")
     else:
-        return Request(defaults, bool(trace))
-    return Request(parse(value, fields, defaults, prefix=f"{PREFIX}_"), bool(trace))
+        spec = defaults
+    return Request(spec, bool(trace))
 
 
 def parse_option(text: str) -> Steer:
     """Validate ``NAME``, ``NAME:key=value,key=value``, ``NAME:{json}`` or ``NAME:@file.yaml``, as on a command line."""
-    import yaml
-
     name, _, rest = text.partition(":")
-    plugin = registry.get(name)
+    plugin, label = registry.get(name), f"{name}:"
+    fields: Any = {}
     if rest.startswith("@"):
-        fields = load_yaml(Path(rest[1:]), field=name)
+        fields = from_yaml_file(Path(rest[1:]), name)
     elif rest.startswith("{"):
-        fields = _parse_json(rest)
+        fields = from_json(rest, name)
     else:
-        fields = {}
         for part in filter(None, rest.split(",")):
             key, equals, value = part.partition("=")
+            key = key.strip()
             if not equals:
-                raise SteerError(f"{name}:{part}", part, "written key=value; lists need NAME:{json} or NAME:@file.yaml")
-            fields[key.strip()] = yaml.safe_load(value)
+                raise SteerError(f"{label}{part}", part, "written key=value; lists need NAME:{json} or NAME:@file.yaml")
+            if key in fields:
+                raise SteerError(f"{label}{key}", value, "given once")
+            fields[key] = from_option(value)
     if not isinstance(fields, dict):
-        raise SteerError(text, fields, "a mapping of parameter names to values")
-    return Steer(plugin, build(plugin, fields, f"{name}:"))
+        raise SteerError(name, fields, "a mapping of parameter names to values")
+    return Steer(plugin, build(plugin, fields, label), label)
 
 
-def load_yaml(path: Path, field: str) -> Any:
-    """Parse a small YAML file of parameters."""
-    import yaml
-
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SteerError(field, str(path), f"a readable YAML file ({error})") from error
-    if len(text) > MAX_TEXT or ("&" in text and "*" in text):
-        raise SteerError(field, str(path), f"YAML of at most {MAX_TEXT} characters, without anchors and aliases")
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise SteerError(field, str(path), f"valid YAML ({error})") from error
-
-
-def build(plugin: type[Plugin[Any]], fields: Mapping[str, Any], prefix: str = "") -> Params:
+def build(plugin: type[Plugin[Any]], fields: Mapping[Any, Any], prefix: str = "") -> Params:
     """Validate one plugin's parameters; ``prefix`` is put before the field's name in errors."""
+    for key, value in fields.items():
+        if not isinstance(key, str):
+            raise SteerError(f"{prefix}{key!r}", value, f"a parameter of {plugin.name}, by its name")
     try:
         return plugin.Params(**fields)
     except ValidationError as error:
-        raise _explain(plugin, error, prefix) from error
-    except TypeError as error:  # a key that is not a string
-        raise SteerError(prefix or PREFIX, fields, f"parameters by name ({error})") from error
+        raise _explain(plugin, error, fields, prefix) from error
 
 
 def resolve(spec: Spec, vocabulary: Vocabulary | None) -> Spec:
-    """Turn words and markers into token ids, where the tokenizer is."""
-    return tuple(Steer(s.plugin, s.params.resolve(vocabulary)) for s in spec)
+    """Turn words and markers into token ids, where the tokenizer is.
+
+    Raises:
+        SteerError: in the caller's spelling, as ``parse`` does.
+    """
+    resolved = []
+    for steer in spec:
+        try:
+            params = steer.params.resolve(vocabulary)
+        except SteerError as error:
+            raise SteerError(f"{steer.label}{error.field}", error.value, error.valid) from error
+        resolved.append(Steer(steer.plugin, params, steer.label))
+    return tuple(resolved)
 
 
 def to_wire(spec: Spec) -> list[list[Any]]:
@@ -184,11 +193,14 @@ def to_wire(spec: Spec) -> list[list[Any]]:
 
 
 def from_wire(items: Sequence[Sequence[Any]]) -> Spec:
-    """Inverse of :func:`to_wire`."""
+    """Inverse of :func:`to_wire`. Validates again: the other side may be anyone."""
     spec = []
-    for name, fields in items:
-        plugin = registry.get(name)
-        spec.append(Steer(plugin, build(plugin, fields)))
+    for index, item in enumerate(_checked(items, list | tuple, PREFIX)):
+        where = f"{PREFIX}[{index}]"
+        if not isinstance(item, list | tuple) or len(item) != 2 or not isinstance(item[0], str):
+            raise SteerError(where, item, "a pair of a plugin's name and its parameters")
+        plugin = _plugin(item[0], where)
+        spec.append(Steer(plugin, build(plugin, _checked(item[1], Mapping, where), f"{where}."), f"{where}."))
     return tuple(spec)
 
 
@@ -197,34 +209,36 @@ def from_wire(items: Sequence[Sequence[Any]]) -> Spec:
 
 def _parse_one(item: Any, fields: Mapping[str, Any], defaults: Spec, where: str, prefix: str) -> Steer:
     by_name = {s.name: s for s in defaults}
+    own, label = dict(fields), prefix
     if isinstance(item, str):
-        name, own, label = item, dict(fields), prefix
+        plugin = _plugin(item, where, or_off=where == PREFIX)
     elif isinstance(item, Mapping):
-        own, label = dict(item), f"{where}."
         if item:
             _refuse_beside(fields, prefix, "inside the mapping that holds the plugin's name")
-        else:  # the default plugin, with the fields beside it
-            own, label = dict(fields), prefix
-        name = own.pop("name", None)
+            own, label = dict(item), f"{where}."
+        name = own.pop("name", None) if item else None
         if name is None:
             if len(by_name) != 1:
-                raise SteerError(where, item, f'a mapping with "name", {_one_of_plugins()}')
+                raise SteerError(where, item, f'a mapping with "name", {_a_plugin()}')
             name = next(iter(by_name))
+        plugin = _plugin(name, f"{where}.name")
     else:
-        raise SteerError(
-            where, item, f"the name of a plugin, {_one_of_plugins()}; a mapping with one; a list of them; or off"
-        )
-    if not isinstance(name, str):
-        raise SteerError(f"{where}.name", name, _one_of_plugins())
-    plugin = registry.get(name)
-    if default := by_name.get(name):
-        build(plugin, own, label)  # report a request's own mistakes before those of the combination
+        valid = "the name of a plugin, or a mapping with one"
+        raise SteerError(where, item, valid if where != PREFIX else f"{valid}, or a list of them, or off; {_a_plugin()}")
+    if default := by_name.get(plugin.name):
         own = plugin.Params.inherit(default.params.model_dump(exclude_unset=True), own)
-    return Steer(plugin, build(plugin, own, label))
+    return Steer(plugin, build(plugin, own, label), label)
 
 
-def _one_of_plugins() -> str:
-    return f"one of {', '.join(registry.names())}"
+def _plugin(name: Any, where: str, *, or_off: bool = False) -> type[Plugin[Any]]:
+    if isinstance(name, str) and registry.is_plugin(name):
+        return registry.get(name)
+    choices = [*registry.names(), *([OFF] if or_off else [])]
+    raise SteerError(where, name, _a_plugin(or_off=or_off) + (did_you_mean(name, choices) if isinstance(name, str) else ""))
+
+
+def _a_plugin(*, or_off: bool = False) -> str:
+    return f"one of {', '.join(registry.names())}" + (f", or {OFF}" if or_off else "")
 
 
 def _refuse_beside(fields: Mapping[str, Any], prefix: str, valid: str) -> None:
@@ -232,30 +246,62 @@ def _refuse_beside(fields: Mapping[str, Any], prefix: str, valid: str) -> None:
         raise SteerError(f"{prefix}{name}", value, valid)
 
 
-def _parse_json(text: str) -> Any:
-    if len(text) > MAX_TEXT:
-        raise SteerError(PREFIX, text, f"at most {MAX_TEXT} characters of JSON")
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise SteerError(PREFIX, text, f"valid JSON ({error})") from error
+def _checked(value: Any, kind: Any, where: str) -> Any:
+    if not isinstance(value, kind):
+        raise SteerError(where, value, "a mapping" if kind is Mapping else "a list")
+    return value
 
 
-def _explain(plugin: type[Plugin[Any]], error: ValidationError, prefix: str) -> SteerError:
-    first = error.errors(include_url=False)[0]
-    location = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"] if part != "list")
-    name = f"{prefix}{location.lstrip('.')}"
+def _explain(plugin: type[Plugin[Any]], error: ValidationError, given: Mapping[str, Any], prefix: str) -> SteerError:
+    """The first mistake that pydantic found, in the caller's words."""
+    problems = [(_path(p["loc"], given, p["type"] == "missing"), p) for p in error.errors(include_url=False)]
+    if not problems[0][0]:  # a validator of the whole model, which names the field itself
+        problem = problems[0][1]
+        cause = problem.get("ctx", {}).get("error")
+        if isinstance(cause, SteerError):
+            return SteerError(f"{prefix}{cause.field}", cause.value, cause.valid)
+        name, _, valid = _phrase(problem).partition(": ")
+        if name in plugin.Params.model_fields and valid:
+            return SteerError(f"{prefix}{name}", given.get(name), valid)
+        return SteerError(prefix.rstrip("_.:") or plugin.name, dict(given), f"valid parameters of {plugin.name} ({name})")
+    # A union reports every alternative: say what each would take, at the place to which the closest one led.
+    root = problems[0][0][0]
+    alternatives = [(path, p) for path, p in problems if path[:1] == (root,)]
+    path, first = max(alternatives, key=lambda alternative: len(alternative[0]))
+    name = prefix + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
     if first["type"] == "extra_forbidden":
-        return SteerError(name, first["input"], f"a parameter of {plugin.name}: {', '.join(plugin.Params.model_fields)}")
-    message = first["msg"].removeprefix("Value error, ")
-    for opening in ("Input should be ", "must be "):
-        message = message.removeprefix(opening)
-    if not first["loc"]:  # a validator of the whole model: it names the field itself
-        field, _, rest = message.partition(": ")
-        return SteerError(f"{prefix}{field}", first.get("ctx", {}).get("value", _value_of(first, field)), rest)
-    return SteerError(name, first["input"], message[:1].lower() + message[1:])
+        fields = plugin.Params.model_fields
+        valid = f"a parameter of {plugin.name}: {', '.join(fields)}{did_you_mean(str(path[-1]), fields)}"
+        return SteerError(name, first["input"], valid)
+    phrases = dict.fromkeys(_phrase(p) for where, p in alternatives if where == path)
+    return SteerError(name, first["input"], " or ".join(phrases))
 
 
-def _value_of(problem: Any, field: str) -> Any:
-    given = problem["input"]
-    return given.get(field) if isinstance(given, Mapping) else given
+def _path(location: tuple[int | str, ...], given: Any, missing: bool) -> tuple[int | str, ...]:
+    """Where in the caller's own data a problem lies: pydantic mixes the tags of unions and validators in."""
+    path: list[int | str] = []
+    for depth, part in enumerate(location, 1):
+        absent = missing and depth == len(location)
+        if isinstance(part, int) or not path or absent or (isinstance(given, Mapping) and part in given):
+            path.append(part)
+            try:
+                given = given[part]
+            except (LookupError, TypeError):
+                given = None
+    return tuple(path)
+
+
+def _phrase(problem: Mapping[str, Any]) -> str:
+    """A pydantic message as a phrase that follows "must be"."""
+    message: str = problem["msg"]
+    cause = problem.get("ctx", {}).get("error")
+    if isinstance(cause, SteerError):
+        return cause.valid
+    if message.startswith("Value error, "):
+        return message.removeprefix("Value error, ").removeprefix("must be ")
+    if message.startswith("Input should be "):
+        return message.removeprefix("Input should be ")
+    if size := re.fullmatch(r"(\w+) should have (at (?:least|most) \d+ \w+)(?: after validation)?(?:, not (\d+))?", message):
+        kind, bound, actual = size.groups()
+        return f"a {kind.lower()} of {bound}" + (f", not {actual}" if actual else "")
+    return {"missing": "given"}.get(problem["type"], f"valid ({message})")

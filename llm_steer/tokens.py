@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from llm_steer.errors import SteerError
-from llm_steer.tracking import Markers
+from llm_steer.tracking import Markers, SpelledMarker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,8 +25,8 @@ MultiPiece = Literal["skip", "first"]
 class WordMatch:
     """What a list of words became.
 
-    ``ids`` holds every id once, in the order of the words; ``matched`` says which form gave which id; ``skipped`` which
-    forms have no single piece; ``first_pieces`` which of them stand with their first piece only.
+    ``ids`` holds every id once, in the order of the words; ``matched`` says which form gave which id; ``first_pieces`` which
+    of these are only the first of several; ``skipped`` which forms gave none.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -56,7 +57,9 @@ class Vocabulary:
     @cached_property
     def pieces(self) -> dict[str, int]:
         """Vocabulary piece, as the tokenizer spells it, to id."""
-        return dict(self.tokenizer.get_vocab())
+        # Some tokenizers over tiktoken's files have bytes for keys.
+        pieces: Iterable[tuple[str | bytes, int]] = self.tokenizer.get_vocab().items()
+        return {piece.decode(errors="replace") if isinstance(piece, bytes) else piece: i for piece, i in pieces}
 
     def words(
         self,
@@ -82,7 +85,8 @@ class Vocabulary:
             token = self.piece(form)
             if token is None and multi_piece == "first":
                 token = self._first_piece(form)
-                match.first_pieces.append((form, token))
+                if token is not None:
+                    match.first_pieces.append((form, token))
             if token is None:
                 match.skipped.append(form)
                 continue
@@ -94,10 +98,14 @@ class Vocabulary:
 
     def piece(self, text: str) -> int | None:
         """Id of the single piece that spells exactly ``text``, leading space included; None if there is none."""
-        for spelling in self._spellings(text):
-            if spelling in self.pieces:
-                return self.pieces[spelling]
-        return None
+        # A vocabulary spells a text as it is (added tokens), as printable bytes (GPT-2) or with ▁ for a space
+        # (SentencePiece). The same characters can spell something else in another convention: decoding tells.
+        for spelling in (text, _byte_level(text), text.replace(" ", "▁")):
+            token = self.pieces.get(spelling)
+            if token is not None and text in (self._decode([token]), self._text(token)):
+                return token
+        ids = self._encode_line(text)
+        return ids[0] if len(ids) == 1 and self._text(ids[0]) == text else None
 
     def check_ids(self, ids: Sequence[int], field: str) -> None:
         """Raise ``SteerError`` for the first id that the logits do not hold."""
@@ -105,35 +113,27 @@ class Vocabulary:
             if not 0 <= i < self.size:
                 raise SteerError(field, i, f"a token id between 0 and {self.size - 1}, the width of the logits")
 
-    def marker(self, text: str) -> tuple[tuple[int, ...], ...]:
-        """Id sequences that spell a marker; one sequence of one id where the tokenizer has a piece for it.
-
-        A marker that is not a piece of its own is written with different pieces depending on its surroundings (``>`` or
-        ``>\\n``), so each is tried.
-        """
-        token = self.piece(text)
-        if token is not None:
-            return ((token,),)
-        found: dict[tuple[int, ...], None] = {}
-        for before in ("", "\n", "\n\n", "a "):
-            for after in ("", "\n", "\n\n", " a", "a"):
-                if ids := self._smallest_run(before + text + after, text):
-                    found[ids] = None
-        return tuple(found)
-
     @cached_property
     def has_think_markers(self) -> bool:
         """The tokenizer has a piece for the end marker: the mark of a reasoning model."""
         return self.piece(self.think_close) is not None
 
+    def marker(self, text: str) -> tuple[tuple[int, ...], ...]:
+        """How a marker is written, as id sequences: its own piece, or the pieces it is cut into on a line of its own.
+
+        For show: in other surroundings the pieces differ (``>`` or ``>\\n``), which :meth:`markers` allows for.
+        """
+        token = self.piece(text)
+        return ((token,),) if token is not None else (tuple(self._encode_line(text)),)
+
     def markers(self, *, boundaries: bool = False) -> Markers:
         """What the :class:`~llm_steer.tracking.Tracker` looks for.
 
         Args:
-            boundaries: also step delimiters, which takes decoding the whole vocabulary once (2 s for 150,000 pieces).
+            boundaries: also step delimiters. Takes decoding the whole vocabulary once, unless it is byte-level.
         """
-        opener, closer = self.marker(self.think_open), self.marker(self.think_close)
-        return Markers(opener, closer, *self._newlines) if boundaries else Markers(opener, closer)
+        openers, closers = self._marker(self.think_open), self._marker(self.think_close)
+        return Markers(openers, closers, *(self._newlines if boundaries else ()))
 
     @property
     def step_delimiters(self) -> list[int]:
@@ -143,62 +143,134 @@ class Vocabulary:
 
     # ------------------------------------------------------------------------------------------------------------------
 
+    def _marker(self, text: str) -> tuple[tuple[int, ...], ...] | SpelledMarker:
+        token = self.piece(text)
+        # Only an added token is always cut out of its surroundings; a piece that was learned may lose its ">" to a ">\n".
+        if token is not None and text in self.tokenizer.get_added_vocab():
+            return ((token,),)
+        parts = self._parts_of(text.encode())
+        if token is not None:
+            parts[token] = text.encode()  # some tokenizers decode control tokens to nothing
+        return SpelledMarker(text.encode(), tuple(parts.items()))
+
+    def _parts_of(self, marker: bytes) -> dict[int, bytes]:
+        """Text of the pieces that can take part in a marker: all others would only be decoded to no end."""
+        inner = {marker[i:j] for i in range(len(marker)) for j in range(i + 1, len(marker) + 1)}
+        heads, tails = tuple(marker[:i] for i in range(1, len(marker))), tuple(marker[i:] for i in range(1, len(marker)))
+        parts = []
+        for i, text in self._rough_bytes.items():
+            # b"<0x" also begins the spelling of a byte in SentencePiece.
+            if text in inner or text.endswith(heads) or text.startswith((*tails, b"<0x")) or marker in text:
+                parts.append(i)
+        return dict(zip(parts, self._bytes(parts), strict=True))
+
     @cached_property
     def _newlines(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """bool ``[size]`` each: the text holds a blank line, ends in a newline, starts with one."""
-        blank, ends, starts = (torch.zeros(self.size, dtype=torch.bool) for _ in range(3))
-        for i, text in enumerate(self._texts()):
-            blank[i] = "\n\n" in text
-            ends[i] = text.endswith("\n")
-            starts[i] = text.startswith("\n")
-        return blank, ends, starts
+        ids = sorted(i for i in set(self.pieces.values()) if 0 <= i < self.size)
+        texts = self._bytes(ids)
+        where = torch.tensor(ids, dtype=torch.int64)
 
-    def _texts(self) -> list[str]:
-        """Decoded text of every id, each on its own."""
-        count = min(self.size, len(self.tokenizer))
-        texts: list[str] = self.tokenizer.batch_decode([[i] for i in range(count)], clean_up_tokenization_spaces=False)
-        return texts
+        def flags(values: Iterable[bool]) -> torch.Tensor:
+            return torch.zeros(self.size, dtype=torch.bool).index_copy_(
+                0, where, torch.tensor(list(values), dtype=torch.bool)
+            )
 
-    def _spellings(self, text: str) -> Iterator[str]:
-        """How a vocabulary may spell a text: itself (added tokens), byte-level, SentencePiece."""
-        if not text.startswith(" "):
-            yield text
-        yield _byte_level(text)
-        yield text.replace(" ", "▁")
+        return (
+            flags(b"\n\n" in text for text in texts),
+            flags(text.endswith(b"\n") for text in texts),
+            flags(text.startswith(b"\n") for text in texts),
+        )
+
+    @cached_property
+    def _byte_level_pieces(self) -> bool:
+        """The vocabulary spells bytes as GPT-2's does: its line break is ``Ċ``."""
+        token = self.pieces.get(_byte_level("\n"))
+        return token is not None and self._decode([token]) == "\n"
+
+    @cached_property
+    def _rough_bytes(self) -> dict[int, bytes]:
+        """UTF-8 of every id's text: exact for a byte-level vocabulary, from the spelling for others."""
+        pieces = {i: piece for piece, i in self.pieces.items() if 0 <= i < self.size}
+        if not self._byte_level_pieces:
+            return {i: piece.replace("▁", " ").encode() for i, piece in pieces.items()}
+        added, byte_of = set(self.tokenizer.get_added_vocab().values()), {c: b for b, c in enumerate(_BYTE_SPELLING)}
+        return {
+            i: piece.encode() if i in added else bytes(byte_of[c] for c in piece if c in byte_of)
+            for i, piece in pieces.items()
+        }
+
+    def _bytes(self, ids: Sequence[int]) -> list[bytes]:
+        """UTF-8 of the text that each id adds behind other text."""
+        rough = self._rough_bytes
+        if self._byte_level_pieces:
+            return [rough[i] for i in ids]
+        return [_fallback_byte(rough[i]) or text.encode() for i, text in zip(ids, self._texts(ids), strict=True)]
+
+    @cached_property
+    def _anchor(self) -> tuple[list[int], str]:
+        """Ids to decode others behind (SentencePiece drops the space of a first piece), and their text."""
+        ids = self._encode("a")
+        return ids, self._decode(ids)
+
+    def _texts(self, ids: Sequence[int]) -> list[str]:
+        """The text that each id adds behind other text."""
+        anchor, before = self._anchor
+        texts: list[str] = self.tokenizer.batch_decode([[*anchor, i] for i in ids], clean_up_tokenization_spaces=False)
+        return [
+            text[len(before) :] if text.startswith(before) else self._decode([i]) for text, i in zip(texts, ids, strict=True)
+        ]
+
+    def _text(self, token: int) -> str:
+        return self._texts([token])[0]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    def _first_piece(self, form: str) -> int:
-        # Behind a line break, SentencePiece adds no space of its own.
+    def _encode_line(self, text: str) -> list[int]:
+        """Ids of a text at the start of a line: behind a line break, SentencePiece adds no space of its own."""
         lead = self._encode("\n")
-        ids = self._encode("\n" + form)
-        return ids[len(lead)] if ids[: len(lead)] == lead and len(ids) > len(lead) else self._encode(form)[0]
+        ids = self._encode("\n" + text)
+        return ids[len(lead) :] if ids[: len(lead)] == lead and len(ids) > len(lead) else self._encode(text)
 
-    def _smallest_run(self, text: str, marker: str) -> tuple[int, ...]:
-        """The shortest run of ids in ``text`` whose decoded text holds ``marker``."""
-        ids = self._encode(text)
-        for length in range(1, len(ids) + 1):
-            for start in range(len(ids) - length + 1):
-                run = ids[start : start + length]
-                if marker in self.tokenizer.decode(run, clean_up_tokenization_spaces=False):
-                    return tuple(run)
-        return ()
+    def _first_piece(self, form: str) -> int | None:
+        """The first piece of a form, unless it is a mere space, or the tokenizer has nothing for the form."""
+        ids = self._encode_line(form)
+        return ids[0] if ids and self._decode([ids[0]]).strip() else None
 
 
 def _forms(word: str, leading_space: bool, ignore_case: bool) -> Iterator[str]:
     if not word.strip():
         raise SteerError("words", word, "words with at least one visible character")
-    cases = [word, word.lower(), word.capitalize(), word.upper()] if ignore_case else [word]
+    bare = word.lstrip(" ")
+    space = word[: len(word) - len(bare)]
+    cases = [bare, bare.lower(), bare.capitalize(), bare.upper()] if ignore_case else [bare]
     for case in cases:
-        yield case
-        if leading_space and not case.startswith(" "):
+        yield space + case
+        if leading_space and not space:
             yield " " + case
 
 
-def _byte_level(text: str) -> str:
-    """GPT-2's printable spelling of the text's UTF-8 bytes (``" Wait"`` -> ``"ĠWait"``), by the tokenizers library."""
-    from tokenizers.pre_tokenizers import ByteLevel
+def _byte_spelling() -> str:
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = iter(range(256, 512))
+    return "".join(chr(byte if byte in printable else next(others)) for byte in range(256))
 
-    return "".join(part for part, _ in ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text))
+
+_BYTE_SPELLING = _byte_spelling()
+"""GPT-2's character for each byte: printable ones stand for themselves, for the others come those from U+0100 on."""
+
+
+def _byte_level(text: str) -> str:
+    """GPT-2's spelling of a text (``" Wait"`` -> ``"ĠWait"``)."""
+    return "".join(_BYTE_SPELLING[byte] for byte in text.encode(errors="replace"))
+
+
+def _fallback_byte(piece: bytes) -> bytes | None:
+    """SentencePiece's ``<0x0A>`` as the byte it stands for; None for any other piece."""
+    found = re.fullmatch(rb"<0x([0-9A-F]{2})>", piece)
+    return bytes([int(found[1], 16)]) if found else None

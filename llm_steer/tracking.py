@@ -8,38 +8,73 @@ overwritten by the token that is fed at its position.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from llm_steer.plugin import Rows, Tokens
 
 RING = 128
-"""Positions of history kept per slot: how far tokens can be taken back, and the most drafts in one forward pass."""
-
-_NEVER = 2**62
-"""``base_len`` of a slot that follows no request: every token lies before it."""
+"""How far tokens can be taken back, and the most drafts in one forward pass: one less than this."""
 
 NO_ID = -1
-"""Padding inside marker tables; no token has this id."""
+"""Padding inside marker tables; no token has this id. A prompt may hold it where embeddings were given."""
+
+FAR = 2**40
+"""A position that no token reaches: ``base_len`` and ``prompt_len`` where no request is followed."""
+
+
+@dataclass(frozen=True)
+class SpelledMarker:
+    """A marker without a token of its own: found in the text, however it is cut into tokens."""
+
+    text: bytes
+    """The marker, UTF-8."""
+    parts: tuple[tuple[int, bytes], ...]
+    """Ids and texts of the tokens that can take part: that hold the marker, or some of its bytes at an end of their text."""
 
 
 @dataclass(frozen=True)
 class Markers:
     """Token-level description of a model's think span and step delimiter.
 
-    ``openers`` and ``closers`` are alternatives, each a sequence of one or several token ids. A step boundary is a token
-    whose own text holds a blank line, or one that completes a blank line together with the token before it.
+    ``openers`` and ``closers`` are alternatives, each a sequence of one or several token ids; or a marker that is looked for
+    in the text. A step boundary is a token whose own text holds a blank line, or one that completes a blank line together
+    with the token before it.
     """
 
-    openers: tuple[tuple[int, ...], ...] = ()
-    closers: tuple[tuple[int, ...], ...] = ()
+    openers: tuple[tuple[int, ...], ...] | SpelledMarker = ()
+    closers: tuple[tuple[int, ...], ...] | SpelledMarker = ()
     blank_line: torch.Tensor | None = None
     """bool ``[vocab_size]``, the token's text holds a blank line (``"\\n\\n" in text``)."""
     ends_in_newline: torch.Tensor | None = None
     """bool ``[vocab_size]``."""
     starts_with_newline: torch.Tensor | None = None
     """bool ``[vocab_size]``."""
+
+    def to_wire(self) -> dict[str, Any]:
+        """The think markers in JSON types, for another process; the step delimiters, which are large, stay here."""
+
+        def plain(markers: tuple[tuple[int, ...], ...] | SpelledMarker) -> Any:
+            if isinstance(markers, SpelledMarker):
+                return {"text": markers.text.hex(), "parts": [[token, text.hex()] for token, text in markers.parts]}
+            return [list(ids) for ids in markers]
+
+        return {"openers": plain(self.openers), "closers": plain(self.closers)}
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> Markers:
+        """Inverse of :meth:`to_wire`."""
+
+        def markers(plain: Any) -> tuple[tuple[int, ...], ...] | SpelledMarker:
+            if isinstance(plain, Mapping):
+                parts = tuple((token, bytes.fromhex(text)) for token, text in plain["parts"])
+                return SpelledMarker(bytes.fromhex(plain["text"]), parts)
+            return tuple(tuple(ids) for ids in plain)
+
+        return cls(markers(wire["openers"]), markers(wire["closers"]))
 
 
 def sampled_from(tokens: Tokens, first: Rows) -> Rows:
@@ -76,26 +111,28 @@ class Tracker:
     def __init__(self, markers: Markers, num_slots: int, device: torch.device) -> None:
         self.device = device
         self.nobody = num_slots - 1
-        openers, closers = markers.openers, markers.closers
-        self._width = max((len(m) for m in (*openers, *closers)), default=1)
-        # [alternatives, width], right-aligned: column -1 is the token at hand, column -2 the one before it ...
-        self._openers = _table(openers, self._width, device)
-        self._closers = _table(closers, self._width, device)
+        self._openers = _finder(markers.openers, device)
+        self._closers = _finder(markers.closers, device)
         flags = (markers.blank_line, markers.ends_in_newline, markers.starts_with_newline)
-        self._newlines = None if flags[0] is None else torch.stack([f.to(device) for f in flags if f is not None])
+        self._newlines = None if flags[0] is None else _for_any_id(torch.stack([f for f in flags if f is not None]), device)
         # How many tokens before the one at hand a decision needs.
-        self._lookback = max(self._width - 1, 0 if self._newlines is None else 1)
+        self._lookback = max(self._openers.width, self._closers.width, 1 if self._newlines is None else 2) - 1
+        self._ring_size = RING + self._lookback
 
-        def table(*shape: int) -> torch.Tensor:
-            return torch.full((num_slots, *shape), -1, dtype=torch.int64, device=device)
+        def table(*shape: int, fill: int = -1) -> torch.Tensor:
+            return torch.full((num_slots, *shape), fill, dtype=torch.int64, device=device)
 
-        self.prompt_len = table()
-        # State after the last token before base_len, and the ids that end there (most recent last).
-        self._base_len = table().fill_(_NEVER)
+        self.prompt_len = table(fill=FAR)
+        self._base_len = table(fill=FAR)
+        # State after the last token before base_len.
         self._base_state = table()
-        self._base_tail = table(self._lookback)
-        # (position, id, state) of recent generated tokens at [slot, position % RING].
-        self._ring = table(RING, 3)
+        # (position, id, state) of recent tokens at [slot, position % ring_size].
+        self._ring = table(self._ring_size, 3, fill=-FAR)
+        # What preempted requests had generated before, which is fed again: ids and states of each such slot's positions,
+        # one slot after another in _past, position 0 at _past_start.
+        self._past_of: dict[int, torch.Tensor] = {}
+        self._past = torch.zeros(2, 0, dtype=torch.int64, device=device)
+        self._past_start = table()
 
     def admit(self, slot: int, prompt_ids: torch.Tensor, output_ids: torch.Tensor) -> None:
         """Start following a request.
@@ -107,27 +144,26 @@ class Tracker:
         """
         ids = torch.cat([prompt_ids, output_ids]).to(self.device)
         prompt_len, total = len(prompt_ids), len(ids)
+        position = torch.arange(total, device=self.device)
         self.prompt_len[slot] = prompt_len
         self._base_len[slot] = total
-        self._ring[slot] = -1
-        self._base_tail[slot] = -1
-        if keep := min(total, self._lookback):
-            self._base_tail[slot, -keep:] = ids[total - keep :]
-        if total == 0:
-            self._base_state[slot] = 0  # not thinking, nothing ended
-            return
-        padded = torch.cat([ids.new_full((self._lookback,), NO_ID), ids])
-        history = padded.unfold(0, self._lookback + 1, 1)
-        position = torch.arange(total, device=self.device)
-        state = self._scan(
-            history, position, position == 0, torch.full_like(position, -1), position.new_full((total,), prompt_len)
-        )
-        self._base_state[slot] = state[-1]
+        state = torch.zeros_like(ids)  # not thinking, nothing ended
+        if total:
+            padded = torch.cat([ids.new_full((self._lookback,), NO_ID), ids])
+            history = padded.unfold(0, self._lookback + 1, 1)
+            state = self._scan(history, position, position == 0, state, torch.full_like(ids, prompt_len))
+        self._base_state[slot] = state[-1] if total else 0
+        state[: max(prompt_len - 1, 0)] = -1
+        self._ring[slot] = -FAR
+        end = slice(max(total - self._ring_size, 0), total)
+        self._ring[slot, position[end] % self._ring_size] = torch.stack([position, ids, state], dim=1)[end]
+        self._remember(slot, torch.stack([ids, state]) if len(output_ids) else None)
 
     def release(self, slot: int) -> None:
         """Stop following; rows that still point at the slot are no longer live."""
-        self._base_len[slot] = _NEVER
-        self._ring[slot] = -1
+        self.prompt_len[slot] = FAR
+        self._base_len[slot] = FAR
+        self._remember(slot, None)
 
     def advance(self, ids: torch.Tensor, slot: torch.Tensor, position: torch.Tensor) -> Tokens:
         """Take note of the tokens of one forward pass.
@@ -139,16 +175,14 @@ class Tracker:
             The tokens with their state. Those before ``base_len`` are known already and change nothing.
         """
         base_len = self._base_len[slot]
-        generated = (position >= base_len) & (slot != self.nobody)
         history = self._history(ids, slot, position)
-        first = torch.ones_like(generated)
-        if len(ids) > 1:
-            first[1:] = (slot[1:] != slot[:-1]) | (position[1:] != position[:-1] + 1) | (position[1:] == base_len[1:])
+        first = torch.ones_like(ids, dtype=torch.bool)
+        first[1:] = (slot[1:] != slot[:-1]) | (position[1:] != position[:-1] + 1) | (position[1:] == base_len[1:])
         before, _ = self._lookup(slot, position - 1)
         state = self._scan(history, position, first, before, self.prompt_len[slot])
         known, _ = self._lookup(slot, position)
-        state = torch.where(generated, state, known)
-        self._store(ids, slot, position, state, generated)
+        state = torch.where(position >= base_len, state, known)
+        self._store(ids, slot, position, state)
 
         start, inside, ended = _unpack(state)
         return Tokens(
@@ -159,7 +193,7 @@ class Tracker:
             thinking=inside,
             think_position=torch.where(start >= 0, (position - start).clamp_(min=-1), -1),
             think_ended=ended,
-            boundary=self._boundary(history),
+            boundary=self._boundary(history) & (slot != self.nobody),
         )
 
     def rows(self, slot: torch.Tensor, position: torch.Tensor) -> Rows:
@@ -168,7 +202,7 @@ class Tracker:
         Args:
             slot, position: int64 ``[num_rows]``; the row's logits predict the token at ``position + 1``.
         """
-        state, known = self._lookup(slot, position)
+        state, live = self._lookup(slot, position)
         start, inside, ended = _unpack(state)
         return Rows(
             slot=slot,
@@ -176,38 +210,58 @@ class Tracker:
             thinking=inside,
             think_position=torch.where(start >= 0, position + 1 - start, -1),
             think_ended=ended,
-            live=known & (slot != self.nobody),
+            live=live,
         )
 
     # ------------------------------------------------------------------------------------------------------------------
 
     def _lookup(self, slot: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """State after the token at ``position``, and whether it is known."""
-        entry = self._ring[slot, position % RING]
-        at_base = position == self._base_len[slot] - 1
-        recent = entry[:, 0] == position
+        """State after the token at ``position`` (-1: not known), and whether a token sampled from it will be kept."""
+        entry = self._ring[slot, position % self._ring_size]
+        base_len = self._base_len[slot]
+        at_base = position == base_len - 1
+        recent = (entry[:, 0] == position) & (position >= base_len)
         state = torch.where(at_base, self._base_state[slot], torch.where(recent, entry[:, 2], -1))
-        return state, (at_base | recent) & (position >= self._base_len[slot] - 1)
+        if self._past_of:
+            _, past_state, past = self._recall(slot, position)
+            state = torch.where(past, past_state, state)
+        return state, at_base | recent
 
     def _history(self, ids: torch.Tensor, slot: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         """``[num_tokens, lookback + 1]``: each token's id, preceded by those of the positions before it."""
-        columns = [ids]
-        base_len = self._base_len[slot]
-        for back in range(1, self._lookback + 1):
-            where = position - back
-            entry = self._ring[slot, where % RING]
-            earlier = torch.where(entry[:, 0] == where, entry[:, 1], NO_ID)
-            tail = self._lookback - (base_len - where)
-            earlier = torch.where(
-                (where < base_len) & (tail >= 0),
-                self._base_tail[slot, tail.clamp(0, self._lookback - 1)],
-                earlier,
-            )
-            if len(ids) > back:  # tokens fed in the same pass come first
-                same = (slot[back:] == slot[:-back]) & (position[:-back] == where[back:])
-                earlier[back:] = torch.where(same, ids[:-back], earlier[back:])
-            columns.insert(0, earlier)
-        return torch.stack(columns, dim=1)
+        back = torch.arange(self._lookback, 0, -1, device=self.device)
+        owner, where = slot[:, None], position[:, None] - back
+        entry = self._ring[owner, where % self._ring_size]
+        earlier = torch.where(entry[..., 0] == where, entry[..., 1], NO_ID)
+        if self._past_of:
+            past_ids, _, past = self._recall(owner, where)
+            earlier = torch.where(past, past_ids, earlier)
+        # Tokens fed in the same pass come first.
+        source = torch.arange(len(ids), device=self.device)[:, None] - back
+        here = source.clamp(min=0)
+        same = (source >= 0) & (slot[here] == owner) & (position[here] == where)
+        return torch.cat([torch.where(same, ids[here], earlier), ids[:, None]], dim=1)
+
+    def _remember(self, slot: int, past: torch.Tensor | None) -> None:
+        """Keep ids and states ``[2, total]`` of what a slot's request generated before, or nothing."""
+        if past is None and slot not in self._past_of:
+            return
+        self._past_of.pop(slot, None)
+        if past is not None:
+            self._past_of[slot] = past
+        self._past_start.fill_(-1)
+        start = 0
+        for owner, kept in self._past_of.items():
+            self._past_start[owner] = start
+            start += kept.shape[1]
+        self._past = torch.cat([self._past[:, :0], *self._past_of.values()], dim=1)
+
+    def _recall(self, slot: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Id and state at a position before ``base_len``, and whether they were kept."""
+        start = self._past_start[slot]
+        kept = (start >= 0) & (position >= 0) & (position < self._base_len[slot])
+        ids, state = self._past[:, torch.where(kept, start + position, 0)]
+        return ids, state, kept
 
     def _scan(
         self,
@@ -223,16 +277,13 @@ class Tracker:
             history: from :meth:`_history`.
             first: the token starts a run; its predecessor's packed state is in ``before``.
         """
-        opens = _ends_with(history, self._openers)
-        closes = _ends_with(history, self._closers)
-        if len(position) == 0:
-            return before
+        opens, closes = self._openers(history), self._closers(history)
         index = torch.arange(len(position), device=position.device)
         run = _latest(first, index)
         start, inside, ended = (field[run] for field in _unpack(before))
         event = _latest(opens | closes, index)
         # A second opener inside an open span opens nothing: only the first after a closer (or the carry) counts.
-        previous = torch.cat([event.new_full((1,), -1), event[:-1]])
+        previous = torch.cat([event.new_full((1,), -1), event])[:-1]
         was_open = torch.where(previous >= run, opens[previous], inside)
         opened = _latest(opens & ~was_open, index)
         inside = torch.where(event >= run, opens[event], inside)
@@ -240,35 +291,91 @@ class Tracker:
         ended = ended | (_latest(closes & (position >= prompt_len), index) >= run)
         return _pack(start, inside, ended)
 
-    def _store(
-        self, ids: torch.Tensor, slot: torch.Tensor, position: torch.Tensor, state: torch.Tensor, generated: torch.Tensor
-    ) -> None:
-        if len(ids) > RING:
+    def _store(self, ids: torch.Tensor, slot: torch.Tensor, position: torch.Tensor, state: torch.Tensor) -> None:
+        kept = torch.ones_like(position, dtype=torch.bool)
+        if len(ids) > self._ring_size:
             # One entry per ring cell: a run longer than the ring keeps its end, or duplicate indices would race.
             last = torch.full_like(self._base_len, -1).scatter_reduce_(0, slot, position, "amax")
-            generated = generated & (position > last[slot] - RING)
-        owner = torch.where(generated, slot, self.nobody)
-        self._ring[owner, position % RING] = torch.stack([position, ids, state], dim=1)
+            kept = position > last[slot] - self._ring_size
+        owner = torch.where(kept, slot, self.nobody)
+        self._ring[owner, position % self._ring_size] = torch.stack([position, ids, state], dim=1)
 
     def _boundary(self, history: torch.Tensor) -> torch.Tensor:
         if self._newlines is None:
             return torch.zeros_like(history[:, -1], dtype=torch.bool)
         blank, ends, starts = self._newlines
-        current, previous = history[:, -1], history[:, -2]
-        joined = (previous >= 0) & ends[previous.clamp(min=0)] & starts[current]
-        boundary: torch.Tensor = blank[current] | joined
+        current, previous = (_index(column, blank) for column in (history[:, -1], history[:, -2]))
+        boundary: torch.Tensor = blank[current] | (ends[previous] & starts[current])
         return boundary
 
 
-def _table(markers: tuple[tuple[int, ...], ...], width: int, device: torch.device) -> torch.Tensor:
-    rows = [[NO_ID] * (width - len(marker)) + list(marker) for marker in markers]
-    return torch.tensor(rows, dtype=torch.int64, device=device).reshape(len(rows), width)
+class _Sequences:
+    """Looks for alternatives, each a sequence of ids."""
+
+    def __init__(self, markers: tuple[tuple[int, ...], ...], device: torch.device) -> None:
+        self.width = max(map(len, markers), default=1)
+        # [alternatives, width], right-aligned: column -1 is the token at hand, column -2 the one before it ...
+        rows = [[NO_ID] * (self.width - len(marker)) + list(marker) for marker in markers]
+        self._table = torch.tensor(rows, dtype=torch.int64, device=device).reshape(len(rows), self.width)
+
+    def __call__(self, history: torch.Tensor) -> torch.Tensor:
+        """bool ``[num_tokens]``: the ids up to and including the token end with a marker."""
+        recent = history[:, None, history.shape[1] - self.width :]
+        return ((recent == self._table) | (self._table == NO_ID)).all(-1).any(-1)
 
 
-def _ends_with(history: torch.Tensor, markers: torch.Tensor) -> torch.Tensor:
-    """bool ``[num_tokens]``: the ids up to and including the token end with one of the markers."""
-    recent = history[:, None, history.shape[1] - markers.shape[1] :]
-    return ((recent == markers) | (markers == NO_ID)).all(-1).any(-1)
+class _Spelled:
+    """Looks for a marker in the text that the ids spell.
+
+    Matching runs over bytes, a step takes a whole token: tokens are sorted into kinds by what their text does to a match.
+    """
+
+    def __init__(self, marker: SpelledMarker, device: torch.device) -> None:
+        # A token brings at least one byte, so that this many reach back to the marker's first.
+        self.width = len(marker.text)
+        kind = torch.zeros(max((token for token, _ in marker.parts), default=0) + 1, dtype=torch.int64)
+        columns = {(0,) * self.width: 0}
+        for token, text in marker.parts:
+            column = tuple(_match(marker.text, matched, text) for matched in range(self.width))
+            kind[token] = columns.setdefault(column, len(columns))
+        self._kind = _for_any_id(kind, device)
+        # [matched before, kind]: bytes matched after the token, times 2, plus 1 if the marker ends inside the token.
+        self._steps = torch.tensor(list(columns), dtype=torch.int64, device=device).T.contiguous()
+
+    def __call__(self, history: torch.Tensor) -> torch.Tensor:
+        """bool ``[num_tokens]``: the marker ends inside the token."""
+        kinds = self._kind[_index(history[:, history.shape[1] - self.width :], self._kind)]
+        step = torch.zeros_like(history[:, -1])
+        for kind in kinds.unbind(1):
+            step = self._steps[step // 2, kind]
+        return step % 2 == 1
+
+
+def _match(marker: bytes, matched: int, text: bytes) -> int:
+    """What a text does to a match of the marker's first ``matched`` bytes: see ``_Spelled._steps``."""
+    complete = False
+    for i in range(len(text)):
+        # The longest beginning of the marker that what was read so far ends with.
+        tail = marker[:matched] + text[i : i + 1]
+        matched = next(length for length in range(len(tail), -1, -1) if tail.endswith(marker[:length]))
+        if matched == len(marker):
+            complete, matched = True, 0
+    return 2 * matched + complete
+
+
+def _finder(markers: tuple[tuple[int, ...], ...] | SpelledMarker, device: torch.device) -> _Sequences | _Spelled:
+    return _Spelled(markers, device) if isinstance(markers, SpelledMarker) else _Sequences(markers, device)
+
+
+def _for_any_id(table: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A table ``[..., vocab_size]`` with one more item, 0, for ids outside the vocabulary: see :func:`_index`."""
+    return torch.nn.functional.pad(table, (0, 1)).to(device)
+
+
+def _index(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Where a table made by :func:`_for_any_id` holds the ids. A prompt may hold ids that the logits do not."""
+    outside = table.shape[-1] - 1
+    return torch.where((ids >= 0) & (ids < outside), ids, outside)
 
 
 def _latest(flag: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

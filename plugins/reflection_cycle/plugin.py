@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from llm_steer.errors import SteerError
 from llm_steer.plugin import Context, Plugin, Rows, Tokens
 from llm_steer.slots import SlotTable, copy_async
 
@@ -40,6 +41,8 @@ class ReflectionCycle(Plugin[ReflectionCycleParams]):
         self._points = (_Ragged(context, 2, torch.float64), _Ragged(context, 2, torch.float64))
 
     def admit(self, slot: int, params: ReflectionCycleParams | None, prompt_ids: torch.Tensor) -> None:
+        if params is not None:
+            self._check(params)
         self._kind_of[slot] = params.schedule if params else ""
         self._kinds = frozenset(filter(None, self._kind_of))
         if params is None:
@@ -58,11 +61,17 @@ class ReflectionCycle(Plugin[ReflectionCycleParams]):
             start_position=params.start_position,
             windowed=params.window is not None,
         )
-        self._ids.write(slot, params.token_ids or [0])
+        self._ids.write(slot, params.token_ids or [])
         for column, table in enumerate(self._window):
             table.write(slot, [pair[column] for pair in params.window or [[0, 0]]])
         for column, table in enumerate(self._points):
             table.write(slot, [pair[column] for pair in params.points or [[0.0, 0.0]]])
+
+    def _check(self, params: ReflectionCycleParams) -> None:
+        if not params.token_ids or params.origin == "auto":
+            raise ValueError("reflection_cycle was admitted with parameters that were not resolved")
+        if max(params.token_ids) >= self.context.vocab_size:
+            raise SteerError("token_ids", max(params.token_ids), f"below {self.context.vocab_size}, the width of the logits")
 
     def logits(self, logits: torch.Tensor, rows: Rows) -> None:
         delta, acts = self.offsets(rows)
@@ -79,7 +88,8 @@ class ReflectionCycle(Plugin[ReflectionCycleParams]):
         continues, restarts = of["after_end"] == 2, of["after_end"] == 1
         again = restarts & rows.think_ended & rows.thinking
         from_think = of["from_think"].bool()
-        t = torch.where(from_think | again, rows.think_position, rows.output_position) + of["start_position"]
+        since_start = torch.where(from_think, rows.think_position, rows.output_position) + of["start_position"]
+        t = torch.where(again, rows.think_position.to(since_start.dtype), since_start)
         inside = torch.where(from_think, rows.thinking, True)
         opened = torch.where(from_think, rows.think_position >= 0, True)
         acts = continues & opened | ~continues & (inside & ~rows.think_ended | again)
@@ -99,6 +109,35 @@ class ReflectionCycle(Plugin[ReflectionCycleParams]):
             delta = torch.where(of["kind"] == KINDS.index(kind), value, delta)
         return torch.where(acts, delta, 0.0), acts
 
+    @classmethod
+    def preview(cls, params: ReflectionCycleParams, length: int | None = None) -> dict[str, Any]:
+        """The offsets of an output that is one long think span, for ``llm-steer preview``.
+
+        Args:
+            length: tokens; two periods, or what else shows the whole form, if None.
+
+        Returns:
+            ``t`` and ``delta`` of each token, and ``window`` if there is one.
+        """
+        length = length or _telling_length(params)
+        output_position = torch.arange(length)
+        inside = torch.ones(length, dtype=torch.bool)
+        plugin = cls(Context(num_slots=2, device=torch.device("cpu"), vocab_size=1))
+        # Which tokens it moves takes a tokenizer; the wave does not depend on them.
+        plugin.admit(0, params.model_copy(update={"token_ids": [0], "origin": "output"}), output_position[:0])
+        delta, _ = plugin.offsets(
+            Rows(
+                slot=torch.zeros_like(output_position),
+                output_position=output_position,
+                thinking=inside,
+                think_position=output_position,
+                think_ended=~inside,
+                live=inside,
+            )
+        )
+        curve: dict[str, Any] = {"t": (output_position + params.start_position).tolist(), "delta": delta.tolist()}
+        return {**curve, "window": params.window} if params.window else curve
+
     def finish(self, slot: int, tokens: Tokens, rows: Rows) -> dict[str, Any]:
         delta, acts = self.offsets(rows)
         reflection = torch.isin(tokens.ids, self._ids.rows(tokens.slot[:1])) & self._table["steers"][slot].bool()
@@ -108,6 +147,19 @@ class ReflectionCycle(Plugin[ReflectionCycleParams]):
             "positions": tokens.output_position[reflection].tolist(),
             "deltas": [round(d, 6) for d in delta[reflection].tolist()],
         }
+
+
+def _telling_length(params: ReflectionCycleParams) -> int:
+    """Tokens that show a whole wave: two periods of a repeating one."""
+    if params.schedule == "piecewise":
+        span = 1.25 * (params.points or [[0.0]])[-1][0]
+    elif params.schedule == "linear_decay":
+        span = 1.5 * params.period
+    else:
+        span = {"constant": 256.0, "silver": 2.0 * schedule.SILVER_PERIOD}.get(params.schedule, 2 * params.period)
+    if params.window:
+        span = min(max(span, 1.1 * max(end for _, end in params.window)), 8 * max(span, 64.0))
+    return int(min(max(span, 64), 100_000)) + 1
 
 
 class _Ragged:

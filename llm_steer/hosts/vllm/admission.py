@@ -108,8 +108,7 @@ class Admission:
             return _with_arguments(params, {k: v for k, v in arguments.items() if not _is_ours(k)})
         stamp = {
             "plugins": spec.to_wire(self._resolve(request.spec)),
-            "openers": [list(m) for m in self.markers.openers],
-            "closers": [list(m) for m in self.markers.closers],
+            "markers": self.markers.to_wire(),
             "vocab_size": self.vocab_size,
             "trace": request.trace,
         }
@@ -132,8 +131,7 @@ def read_stamp(params: Any) -> dict[str, Any] | None:
 
 
 def markers_of(stamp: Mapping[str, Any]) -> Markers:
-    openers, closers = (tuple(tuple(m) for m in stamp[key]) for key in ("openers", "closers"))
-    return Markers(openers, closers)
+    return Markers.from_wire(stamp["markers"])
 
 
 def unstamped_keys(params: Any) -> list[str]:

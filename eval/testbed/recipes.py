@@ -1,0 +1,72 @@
+"""What each shipped checkpoint is trained on, and how long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from llm_steer.eval.testbed.arithmetic import Arithmetic
+from llm_steer.eval.testbed.entailment import Entailment
+from llm_steer.eval.testbed.ontology import Ontology
+from llm_steer.eval.testbed.problem import Task
+from llm_steer.eval.testbed.traces import Mix
+from llm_steer.eval.testbed.words import Words
+
+
+@dataclass(frozen=True)
+class Part:
+    """One task with the weights at which its levels are drawn."""
+
+    task: Task
+    weights: dict[int, float]
+    """Level -> relative weight."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides a checkpoint, together with a seed."""
+
+    name: str
+    parts: Sequence[Part]
+    mix: Mix = field(default_factory=Mix)
+    hidden_size: int = 128
+    layers: int = 4
+    head_size: int = 32
+    intermediate_size: int = 448
+    vocab_size: int = 640
+    """Rows of the embedding: the tokenizer's length and some room."""
+    positions: int = 1024
+    steps: int = 1600
+    batch: int = 32
+    """Traces a step."""
+    lr: float = 3e-3
+    warmup: int = 50
+    """Steps."""
+    decay: float = 0.25
+    """Fraction of the run, its last part, in which the learning rate falls to zero."""
+    clean: tuple[float, float] = (0.225, 0.675)
+    """Fractions of the run: until the first there are no slips, from the second on all of them."""
+
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(
+            "arithmetic",
+            (
+                Part(Arithmetic(), {2: 3, 4: 3, 6: 3, 8: 1.5, 12: 1}),
+                Part(Words(), {2: 2, 4: 2, 6: 1, 8: 0.5, 12: 0.5}),
+            ),
+        ),
+        Recipe(
+            "logic",
+            (
+                Part(Entailment("words"), {3: 2, 4: 2, 5: 1}),
+                Part(Entailment("code"), {3: 1, 4: 2, 5: 0.5}),
+                Part(Entailment("table"), {3: 2, 4: 2, 5: 0.5}),
+                Part(Ontology(), {1: 0.5, 3: 1, 5: 1}),
+            ),
+            mix=Mix(slip=(0.05, 0.45, 0.65), fix=0.75, recheck=0.08, spoil=0.3),
+        ),
+    )
+}

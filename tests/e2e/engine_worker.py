@@ -1,0 +1,168 @@
+"""A vLLM engine in a process of its own, driven by lines of JSON on stdin and stdout (see ``engine_client``)."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from typing import Any
+
+
+class Worker:
+    """What a client may call: the methods without an underscore."""
+
+    llm: Any = None
+    preemptions = 0
+
+    def make(self, **engine_args: Any) -> dict[str, Any]:
+        from vllm import LLM
+        from vllm.v1.core.sched.scheduler import Scheduler
+
+        preempt = Scheduler._preempt_request
+
+        def _preempt_request(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            self.preemptions += 1
+            return preempt(scheduler, *args, **kwargs)
+
+        Scheduler._preempt_request = _preempt_request
+        self.llm = LLM(**engine_args)
+        config = self.llm.llm_engine.vllm_config
+        return {
+            "v2": config.use_v2_model_runner,
+            "async": config.scheduler_config.async_scheduling,
+            "steering_loaded": any(name.split(".")[0] == "llm_steer" for name in sys.modules),
+            "processors": config.model_config.logits_processors,
+        }
+
+    def generate(self, requests: list[dict[str, Any]], unsteered: bool = False) -> list[list[dict[str, Any]]]:
+        """One list of outputs for each request."""
+        from contextlib import nullcontext
+
+        outside: Any = nullcontext
+        if unsteered:
+            from llm_steer.hosts.vllm.admission import unsteered as outside
+        prompts = [r["prompt"] if "prompt" in r else {"prompt_token_ids": r["prompt_token_ids"]} for r in requests]
+        with outside():
+            finished = self.llm.generate(prompts, [_params(r.get("params")) for r in requests], use_tqdm=False)
+        return [[_output(o) for o in request.outputs] for request in finished]
+
+    def beam_search(self, prompts: list[Any], unsteered: bool = False, **params: Any) -> list[list[list[int]]]:
+        from contextlib import nullcontext
+
+        from vllm.sampling_params import BeamSearchParams
+
+        outside: Any = nullcontext
+        if unsteered:
+            from llm_steer.hosts.vllm.admission import unsteered as outside
+        with outside():
+            found = self.llm.beam_search(prompts, BeamSearchParams(**params))
+        return [[s.tokens for s in f.sequences] for f in found]
+
+    def play(self, script: list[dict[str, Any]]) -> dict[str, Any]:
+        """Add and abort requests step by step, until all are done.
+
+        Args:
+            script: for each step what is added (``{"id", "prompt_token_ids", "params"}``) and aborted before it.
+        """
+        from vllm.sampling_params import RequestOutputKind
+
+        engine = self.llm.llm_engine
+        before, steps, tokens, widest = self.preemptions, 0, {}, 0
+        while engine.has_unfinished_requests() or steps < len(script):
+            todo = script[steps] if steps < len(script) else {}
+            if aborted := todo.get("abort"):
+                engine.abort_request(aborted)
+            for request in todo.get("add", ()):
+                params = _params({**request["params"], "output_kind": RequestOutputKind.CUMULATIVE})
+                engine.add_request(request["id"], {"prompt_token_ids": request["prompt_token_ids"]}, params)
+            outputs = engine.step()
+            widest = max(widest, len(outputs))
+            for output in outputs:
+                tokens[output.request_id] = list(output.outputs[0].token_ids)
+            steps += 1
+        return {"tokens": tokens, "preemptions": self.preemptions - before, "steps": steps, "widest": widest}
+
+    def add_to_core(self, prompt_token_ids: list[int], **params: Any) -> None:
+        """Hand a request to the engine core past the front end."""
+        from vllm.v1.engine import EngineCoreRequest
+
+        engine = self.llm.llm_engine
+        made = _params(params)
+        made.update_from_generation_config({}, 2)
+        fields = {
+            "request_id": "bypass",
+            "prompt_token_ids": prompt_token_ids,
+            "mm_features": None,
+            "sampling_params": made,
+            "pooling_params": None,
+            "arrival_time": 0.0,
+            "lora_request": None,
+            "cache_salt": None,
+            "data_parallel_rank": None,
+        }
+        engine.engine_core.add_request(EngineCoreRequest(**{k: v for k, v in fields.items() if v is not None}))
+        for _ in range(50):
+            outputs = engine.engine_core.get_output().outputs
+            if any(o.finish_reason is not None for o in outputs):
+                break
+
+    def draw(self, logits: list[float], seed: int, position: int) -> int:
+        """One seeded draw of Model Runner V2."""
+        import torch
+        from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+
+        def one(value: Any, dtype: Any) -> Any:
+            return torch.tensor([value], dtype=dtype)
+
+        row = torch.tensor([logits], dtype=torch.float32)
+        drawn = gumbel_sample(
+            row, one(0, torch.int64), one(1.0, torch.float32), one(seed, torch.int64), one(position, torch.int64),
+            apply_temperature=False, is_drafting=False,
+        )  # fmt: skip
+        return int(drawn[0])
+
+
+def _params(fields: dict[str, Any] | None) -> Any:
+    from vllm import SamplingParams
+
+    fields = dict(fields or {})
+    if bias := fields.get("logit_bias"):
+        fields["logit_bias"] = {int(token): value for token, value in bias.items()}
+    if choices := fields.pop("choices", None):
+        from vllm.sampling_params import StructuredOutputsParams
+
+        fields["structured_outputs"] = StructuredOutputsParams(choice=choices)
+    return SamplingParams(**fields)
+
+
+def _output(output: Any) -> dict[str, Any]:
+    result = {
+        "token_ids": list(output.token_ids),
+        "text": output.text,
+        "finish_reason": output.finish_reason,
+        "steering": getattr(output, "steering", None),
+    }
+    if output.logprobs is not None:
+        result["logprobs"] = [sorted((token, entry.logprob) for token, entry in step.items()) for step in output.logprobs]
+    return result
+
+
+def main() -> None:
+    # vLLM and the libraries under it print to stdout: what they print goes to stderr.
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    worker = Worker()
+    for line in sys.stdin:
+        call, arguments = json.loads(line)
+        try:
+            reply: Any = {"result": getattr(worker, call)(**arguments)}
+        except Exception as error:
+            traceback.print_exc()
+            reply = {"error": type(error).__name__, "message": str(error)}
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    main()

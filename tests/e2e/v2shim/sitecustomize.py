@@ -1,0 +1,84 @@
+"""Changes what an engine runs as, for tests only.
+
+Python imports this module at start-up when its folder is on PYTHONPATH, so that every process of an engine has it.
+``LLM_STEER_SHIM`` names what to change, separated by commas; ``v2`` if it is not set:
+
+* ``v2``: Model Runner V2 on a CPU. Triton lists a CPU backend and runs kernels in its interpreter: slow, but the code of
+  V2 itself is the real one.
+* ``async``: asynchronous scheduling, which vLLM turns off on a CPU.
+* ``hide``: this project's entry points do not exist: vLLM without the plugin.
+"""
+
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import os
+import sys
+
+ON = os.environ.get("LLM_STEER_SHIM", "v2").split(",")
+EDITS = {}
+
+
+class _Edits(importlib.abc.MetaPathFinder):
+    """Changes a module right after it is loaded."""
+
+    searching = False
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in EDITS or self.searching:
+            return None
+        self.searching = True
+        try:
+            spec = importlib.machinery.PathFinder.find_spec(name, path)
+        finally:
+            self.searching = False
+        if spec is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            EDITS[name](module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, _Edits())
+
+
+def _add_cpu_backend(backends):
+    driver = type("Driver", (), {"is_active": staticmethod(lambda: True)})
+    backends.backends.setdefault("cpu", type("Backend", (), {"driver": driver, "compiler": None}))
+
+
+def _schedule_asynchronously(cpu):
+    original = cpu.CpuPlatform.__dict__["check_and_update_config"].__func__
+
+    def check_and_update_config(cls, vllm_config):
+        original(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = True
+
+    cpu.CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+
+
+def _truncate_in_torch(sampler):
+    sampler.HAS_TRITON = False  # the interpreter trips over the kernel for top-k and top-p
+
+
+if "v2" in ON:
+    os.environ["TRITON_INTERPRET"] = "1"
+    EDITS["triton.backends"] = _add_cpu_backend
+    EDITS["vllm.v1.sample.ops.topk_topp_sampler"] = _truncate_in_torch
+
+if "async" in ON:
+    EDITS["vllm.platforms.cpu"] = _schedule_asynchronously
+
+if "hide" in ON:
+    _entry_points = importlib.metadata.entry_points
+
+    def entry_points(**params):
+        found = _entry_points(**params)
+        return type(found)(e for e in found if not e.value.startswith("llm_steer."))
+
+    importlib.metadata.entry_points = entry_points

@@ -1,0 +1,100 @@
+"""A few steps of training: it resumes to the bit, loads in transformers, and samples."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from llm_steer.eval.testbed import MODELS, sampling
+from llm_steer.eval.testbed.arithmetic import Arithmetic
+from llm_steer.eval.testbed.muon import orthogonalise
+from llm_steer.eval.testbed.problem import held_out
+from llm_steer.eval.testbed.recipes import RECIPES, Part
+from llm_steer.eval.testbed.train import LOG, loss_curve, schedule, train
+
+SMOKE = dataclasses.replace(
+    RECIPES["arithmetic"],
+    parts=(Part(Arithmetic(), {2: 1.0}),),
+    hidden_size=32,
+    layers=2,
+    intermediate_size=64,
+    steps=12,
+    batch=4,
+)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(SMOKE, tmp_path_factory.mktemp("smoke"), seed=3, save_every=5)
+
+
+def test_resumes_to_the_bit(folder: Path, tmp_path: Path) -> None:
+    train(SMOKE, tmp_path, seed=3, steps=7, save_every=5)
+    train(SMOKE, tmp_path, seed=3)
+    whole, parts = weights(folder), weights(tmp_path)
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert (tmp_path / LOG).read_text().count("\n") >= 2
+    with pytest.raises(ValueError, match="another recipe or seed"):
+        train(SMOKE, tmp_path, seed=4)
+
+
+def test_loads_and_samples(folder: Path) -> None:
+    model, tokenizer = sampling.load(folder)
+    problems = held_out(Arithmetic(), 2, 9) + held_out(Arithmetic(), 4, 4)
+    own = sampling.sample_hf(model, tokenizer, problems, temperature=0, max_new_tokens=12, batch=5)
+    theirs = sampling.sample_generate(model, tokenizer, problems, temperature=0, max_new_tokens=12, batch=5)
+    assert [r.ids for r in own.responses] == [r.ids for r in theirs.responses]
+    assert all(
+        len(r.confidence) == len(r.ids) and 0 < min(r.confidence) <= max(r.confidence) <= 1 for r in own.responses if r.ids
+    )
+    drawn = [sampling.sample_hf(model, tokenizer, problems, seed=s, max_new_tokens=12) for s in (1, 1, 2)]
+    assert [r.ids for r in drawn[0].responses] == [r.ids for r in drawn[1].responses] != [r.ids for r in drawn[2].responses]
+
+
+def test_bans_and_forces_reflection(folder: Path) -> None:
+    model, tokenizer = sampling.load(folder)
+    problems, words = held_out(Arithmetic(), 2, 8), set(sampling.reflection_ids(tokenizer))
+    banned = sampling.sample_hf(model, tokenizer, problems, bias=sampling.BANNED, max_new_tokens=20)
+    forced = sampling.sample_hf(model, tokenizer, problems, bias=50.0, max_new_tokens=20)
+    assert not any(words & set(r.ids) for r in banned.responses)
+    assert all(words >= set(r.ids) for r in forced.responses)
+
+
+def test_loss_curve_and_schedule(folder: Path) -> None:
+    assert "step" in loss_curve(folder / LOG)
+    rates = [schedule(step, SMOKE) for step in range(SMOKE.steps)]
+    assert all(0 < rate <= 1 for rate in rates)
+    recipe = RECIPES["arithmetic"]
+    assert schedule(recipe.warmup, recipe) == 1.0
+    assert schedule(recipe.steps - 1, recipe) < 0.01
+
+
+def test_orthogonalise() -> None:
+    torch.manual_seed(0)
+    for shape in ((2, 8, 24), (2, 24, 8)):
+        values = torch.linalg.svdvals(orthogonalise(torch.randn(shape)))
+        assert values.min() > 0.3
+        assert values.max() < 1.3
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_shipped_checkpoints_load(name: str) -> None:
+    model, tokenizer = sampling.load(MODELS / name)
+    assert 1e6 <= sum(p.numel() for p in model.parameters()) <= 6e6
+    assert model.config.model_type == "qwen2"
+    assert model.config.hidden_size // model.config.num_attention_heads in (32, 64)
+    size = sum(path.stat().st_size for path in (MODELS / name).iterdir())
+    assert size <= 12e6
+    task = RECIPES[name].parts[0].task
+    problems = held_out(task, task.levels[0], 16)
+    answers = sampling.sample_hf(model, tokenizer, problems, temperature=0)
+    assert all(r.finished and "</think>" in r.text for r in answers.responses)

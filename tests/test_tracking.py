@@ -1,0 +1,303 @@
+"""Tracking against an oracle that sees a request's whole list of ids, however the tokens are delivered."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from core_oracles import CPU, State, facts, long, one_of, row_of, spelled, states, token_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from llm_steer import tracking
+from llm_steer.plugin import Rows
+from llm_steer.tracking import RING, Markers, SpelledMarker, Tracker, sampled_from
+
+OPEN, CLOSE = 7, 8
+SIMPLE = Markers(((OPEN,),), ((CLOSE,),))
+
+TEXTS = ["<", "a", ">", "<a", "a>", ">\n", "</", "/", "\n", "\n\n", "x", "<a>", "x</a", ".\n\n", "</a>", "\n<"]
+"""What the ids of these tests spell."""
+VOCAB = len(TEXTS)
+
+
+def text_of(ids: list[int]) -> str:
+    return "".join(TEXTS[i] for i in ids)
+
+
+def newlines() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return (
+        torch.tensor(["\n\n" in text for text in TEXTS]),
+        torch.tensor([text.endswith("\n") for text in TEXTS]),
+        torch.tensor([text.startswith("\n") for text in TEXTS]),
+    )
+
+
+def is_boundary(ids: list[int]) -> bool:
+    """The last id's text holds a blank line, or completes one with the text of the id before."""
+    text, before = TEXTS[ids[-1]], TEXTS[ids[-2]] if len(ids) > 1 else ""
+    return "\n\n" in text or (before.endswith("\n") and text.startswith("\n"))
+
+
+def flat(*parts: tuple[int, int, list[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """ids, slots, positions of (slot, first position, ids) one after another."""
+    ids = [i for _, _, part in parts for i in part]
+    slots = [slot for slot, _, part in parts for _ in part]
+    positions = [first + n for _, first, part in parts for n in range(len(part))]
+    return long(*ids), long(*slots), long(*positions)
+
+
+ID = st.integers(0, VOCAB - 1)
+SEQUENCE = st.lists(ID, min_size=1, max_size=3).map(tuple)
+
+
+@st.composite
+def markers(draw: st.DrawFn) -> tuple[Markers, object, object]:
+    """Markers of either kind, and the oracle's idea of them."""
+    table = newlines() if draw(st.booleans()) else ()
+    if draw(st.booleans()):
+        parts = tuple((i, text.encode()) for i, text in enumerate(TEXTS))
+        opener, closer = SpelledMarker(b"<a>", parts), SpelledMarker(b"</a>", parts)
+        return Markers(opener, closer, *table), spelled("<a>", text_of), spelled("</a>", text_of)
+    openers = draw(st.lists(SEQUENCE, min_size=1, max_size=3, unique=True))
+    closers = draw(st.lists(SEQUENCE, max_size=3, unique=True))
+    # One id cannot open and close at once.
+    closers = [c for c in closers if not any(c[-len(o) :] == o or o[-len(c) :] == c for o in openers)]
+    return Markers(tuple(openers), tuple(closers), *table), one_of(openers), one_of(closers)
+
+
+class Delivery(RuleBasedStateMachine):
+    """Requests come and go while their tokens arrive in any portions, again, and are taken back."""
+
+    NUM_SLOTS = 4
+
+    @initialize(kind=markers(), ring=st.sampled_from([1, 3, 5, 16]))
+    def begin(self, kind, ring):
+        self.markers, self.opens, self.closes = kind
+        self._ring, tracking.RING = tracking.RING, ring
+        self.ring = ring
+        self.tracker = Tracker(self.markers, self.NUM_SLOTS, CPU)
+        self.nobody = self.NUM_SLOTS - 1
+        # Of each slot: all ids, length of the prompt, of what was there at admission, and of what was fed.
+        self.requests: dict[int, dict] = {}
+
+    def teardown(self):
+        if hasattr(self, "_ring"):
+            tracking.RING = self._ring
+
+    def admit(self, slot, ids, prompt_len, cached):
+        self.tracker.admit(slot, long(*ids[:prompt_len]), long(*ids[prompt_len:]))
+        known = len(ids)
+        self.requests[slot] = {"ids": list(ids), "prompt_len": prompt_len, "base": known, "fed": min(cached, max(known - 1, 0))}
+
+    @rule(slot=st.integers(0, 2), prompt=st.lists(ID, max_size=25), cached=st.integers(0, 25))
+    def arrive(self, slot, prompt, cached):
+        """Also onto a slot that another request has."""
+        self.admit(slot, prompt, len(prompt), cached)
+
+    @rule(slot=st.integers(0, 2))
+    def leave(self, slot):
+        self.tracker.release(slot)
+        self.requests.pop(slot, None)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def preempt(self, data):
+        """What was sampled but not fed comes back too; some of it may still be cached."""
+        slot = data.draw(st.sampled_from(sorted(self.requests)))
+        request = self.requests[slot]
+        if data.draw(st.booleans()):
+            self.tracker.release(slot)
+        ids = request["ids"][: max(request["fed"], request["base"])] + data.draw(st.lists(ID, max_size=1))
+        self.admit(slot, ids, request["prompt_len"], data.draw(st.integers(0, len(ids))))
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def take_back(self, data):
+        """Drafts are rejected: other tokens will be fed at their positions."""
+        request = self.requests[data.draw(st.sampled_from(sorted(self.requests)))]
+        count = data.draw(st.integers(0, max(0, min(self.ring - 1, request["fed"] - request["base"]))))
+        request["fed"] -= count
+        del request["ids"][max(request["fed"], request["base"]) :]
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def forward(self, data):
+        """Some tokens of some requests, in one flat batch with tokens of requests that do not steer."""
+        parts = []
+        for slot in data.draw(st.lists(st.sampled_from([*self.requests, self.nobody]), min_size=1, unique=True)):
+            if slot == self.nobody:
+                parts.append((slot, data.draw(st.integers(0, 30)), data.draw(st.lists(ID, max_size=4))))
+                continue
+            request = self.requests[slot]
+            ids, fed, base = request["ids"], request["fed"], request["base"]
+            again = data.draw(st.integers(0, max(0, min(self.ring - 1, fed - base))))
+            count = data.draw(st.integers(0, 30)) + again
+            first = fed - again
+            missing = first + count - len(ids)
+            # What was fed before is fed the same again; what is known from admission comes before what is new.
+            ids.extend(data.draw(st.lists(ID, min_size=max(0, missing), max_size=max(0, missing))))
+            parts.append((slot, first, ids[first : first + count]))
+            request["fed"] = max(fed, first + count)
+        tokens = self.tracker.advance(*flat(*parts))
+        expected = [token for part in parts for token in self.expected_tokens(*part)]
+        seen = facts(tokens)
+        boundaries = tokens.boundary.tolist()
+        for n, token in enumerate(expected):
+            if token is not None:
+                what, boundary = token
+                if what is not None:
+                    assert seen[n] == what
+                if boundary is not None and self.markers.blank_line is not None:
+                    assert boundaries[n] == boundary
+        if self.markers.blank_line is None:
+            assert not any(boundaries)
+        assert tokens.is_prompt.tolist() == [p < 0 for p, *_ in seen]
+
+    def expected_tokens(self, slot, first, ids):
+        if slot == self.nobody:
+            assert all(not thinking and since == -1 and not ended for _, thinking, since, ended in ())
+            return [None] * len(ids)
+        request = self.requests[slot]
+        prompt_len = request["prompt_len"]
+        of = states(request["ids"], prompt_len, self.opens, self.closes)
+        found = []
+        for position in range(first, first + len(ids)):
+            state = of[position] if position >= prompt_len - 1 else State()  # in the prompt, only its last token carries it
+            what = token_of(state, position, prompt_len)
+            # A blank line over two tokens, the first of which was cached long before the prompt's end, is not seen.
+            lost = position == first and position < request["base"] - self.ring
+            found.append((what, None if lost else is_boundary(request["ids"][: position + 1])))
+        return found
+
+    @invariant()
+    def rows(self):
+        for slot in range(self.NUM_SLOTS) if hasattr(self, "tracker") else ():
+            request = self.requests.get(slot)
+            if request is None:
+                view = self.tracker.rows(long(*[slot] * 40), torch.arange(-1, 39))
+                assert not view.live.any()
+                assert not view.thinking.any()
+                assert not view.think_ended.any()
+                assert (view.think_position == -1).all()
+                continue
+            prompt_len, base, fed = request["prompt_len"], request["base"], request["fed"]
+            of = [State(), *states(request["ids"], prompt_len, self.opens, self.closes)]
+            # Rows of what was fed, as far back as tokens can be taken back; and of the last token known from admission.
+            positions = sorted({base - 1, *range(max(base, fed - self.ring), fed)})
+            view = self.tracker.rows(long(*[slot] * len(positions)), long(*positions))
+            assert facts(view) == [row_of(of[p + 1], p, prompt_len) for p in positions]
+            assert view.live.all()
+            early = torch.arange(-1, base - 1)
+            assert not self.tracker.rows(torch.full_like(early, slot), early).live.any()
+            late = torch.arange(max(fed, base) + 2 * self.ring + 30, max(fed, base) + 2 * self.ring + 40)
+            assert not self.tracker.rows(torch.full_like(late, slot), late).live.any()
+
+
+Delivery.TestCase.settings = settings(max_examples=80, stateful_step_count=20, deadline=None)
+TestDelivery = Delivery.TestCase
+
+
+@given(kind=markers(), prompt=st.lists(ID, max_size=20), output=st.lists(ID, max_size=2 * RING + 40), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_an_output_at_once_equals_token_by_token(kind, prompt, output, data):
+    """More than the ring holds included; and the rows that are derived from it equal those taken on the way."""
+    markers, opens, closes = kind
+    output = output * data.draw(st.sampled_from([1, 1, 5]))
+    whole, stepwise = (Tracker(markers, 2, CPU) for _ in range(2))
+    for tracker in (whole, stepwise):
+        tracker.admit(0, long(*prompt), long())
+    start = len(prompt)
+    first = whole.rows(long(0), long(start - 1))
+    at_once = whole.advance(*flat((0, start, output)))
+    assert len(at_once.ids) == len(output)
+
+    live, one_by_one, boundary = [], [], []
+    for n, token in enumerate(output):
+        live.append(stepwise.rows(long(0), long(start + n - 1)))
+        tokens = stepwise.advance(*flat((0, start + n, [token])))
+        one_by_one += facts(tokens)
+        boundary += tokens.boundary.tolist()
+    assert facts(at_once) == one_by_one
+    assert at_once.boundary.tolist() == boundary
+    of = states([*prompt, *output], start, opens, closes)
+    assert one_by_one == [token_of(of[p], p, start) for p in range(start, start + len(output))]
+
+    derived = sampled_from(at_once, Rows(**{name: value[: len(output)] for name, value in vars(first).items()}))
+    for name, value in vars(derived).items():
+        assert value.tolist() == [item for row in live for item in getattr(row, name).tolist()], name
+
+
+def test_more_than_the_ring_at_once_leaves_the_end_known():
+    tracker = Tracker(SIMPLE, 2, CPU)
+    tracker.admit(0, long(1, OPEN), long())
+    output = [1] * (3 * RING) + [CLOSE] + [1] * (RING - 2)
+    tracker.advance(*flat((0, 2, output)))
+    end = 2 + len(output) - 1
+    positions = torch.arange(end - RING + 1, end + 1)
+    view = tracker.rows(torch.zeros_like(positions), positions)
+    assert view.live.all()
+    assert view.thinking.tolist() == [p < 2 + 3 * RING for p in positions.tolist()]
+
+
+@pytest.mark.parametrize("taken_back", [1, RING - 1])
+def test_a_draft_of_the_end_marker_is_taken_back(taken_back):
+    tracker = Tracker(SIMPLE, 2, CPU)
+    tracker.admit(0, long(OPEN), long())
+    tracker.advance(*flat((0, 1, [1, 2, 3])))
+    draft = [CLOSE] * taken_back
+    after = tracker.advance(*flat((0, 4, draft)))
+    assert not after.thinking.any()
+    assert after.think_ended.all()
+    assert tracker.rows(long(0, 0), long(3, 4)).thinking.tolist() == [True, False]
+    redone = tracker.advance(*flat((0, 4, [5])))
+    assert facts(redone) == [(3, True, 3, False)]
+    assert facts(tracker.rows(long(0), long(4))) == [(4, True, 4, False)]
+
+
+def test_half_a_marker_in_the_prompt_is_completed_by_the_output():
+    tracker = Tracker(Markers(((1, 2, 3),), ((4, 5),)), 2, CPU)
+    tracker.admit(0, long(0, 1, 2), long())
+    assert facts(tracker.advance(*flat((0, 3, [3])))) == [(0, True, -1, False)]
+    tracker.admit(0, long(1, 2, 3, 9, 4), long())
+    # Its end was generated, if only by half.
+    assert facts(tracker.advance(*flat((0, 5, [5, 1])))) == [(0, False, 0, True), (1, False, 1, True)]
+
+
+def test_an_end_in_the_prompt_is_not_a_generated_end():
+    tracker = Tracker(SIMPLE, 2, CPU)
+    tracker.admit(0, long(OPEN, 1, CLOSE, 2), long())
+    assert facts(tracker.rows(long(0), long(3))) == [(0, False, 0, False)]
+    assert facts(tracker.advance(*flat((0, 4, [3, OPEN, 1, OPEN, CLOSE, OPEN, 1])))) == [
+        (0, False, 0, False),
+        (1, True, -1, False),
+        (2, True, 0, False),
+        (3, True, 1, False),  # inside a span an opener opens nothing
+        (4, False, 2, True),
+        (5, True, -1, True),
+        (6, True, 0, True),
+    ]
+
+
+def test_ids_that_the_logits_do_not_hold_are_tracked():
+    """Placeholders of images and embeddings in a prompt may be negative, or beyond the vocabulary."""
+    tracker = Tracker(Markers(((3,),), SpelledMarker(b"</a>", ((0, b"</a>"),)), *newlines()), 2, CPU)
+    tracker.admit(0, long(-1, 10**6, 8), long())
+    tokens = tracker.advance(*flat((0, 0, [-1, 10**6, 8, 10**6, -1, 8, 8, 0])))
+    assert tokens.boundary.tolist() == [False] * 6 + [True, False]
+    assert tokens.think_ended.tolist() == [False] * 7 + [True]
+
+
+def test_an_empty_prompt_and_an_empty_pass():
+    tracker = Tracker(SIMPLE, 2, CPU)
+    tracker.admit(0, long(), long())
+    assert facts(tracker.rows(long(0), long(-1))) == [(0, False, -1, False)]
+    assert facts(tracker.advance(long(), long(), long())) == []
+    assert facts(tracker.advance(*flat((0, 0, [OPEN, 1])))) == [(0, True, -1, False), (1, True, 0, False)]
+
+
+def test_markers_travel_between_processes():
+    parts = ((3, b"</th"), (9, "ink>é".encode()), (4, b"\xff"))
+    sent = Markers(((1, 2), (3,)), SpelledMarker(b"</think>", parts))
+    assert Markers.from_wire(sent.to_wire()) == sent
+    assert Markers.from_wire(Markers().to_wire()) == Markers()
