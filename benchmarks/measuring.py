@@ -62,7 +62,10 @@ def in_words(setup: dict[str, Any]) -> str:
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Right-aligned columns; the first one is aligned left."""
     widths = [max(len(line[i]) for line in (header, *rows)) for i in range(len(header))]
-    lines = [[cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(r, widths, strict=True))] for r in (header, *rows)]
+    lines = [
+        [cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(r, widths, strict=True))]
+        for r in (header, *rows)
+    ]
     return "\n".join("  ".join(line).rstrip() for line in lines)
 
 

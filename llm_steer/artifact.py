@@ -19,7 +19,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from llm_steer.errors import SteerError
 
-FORMAT_VERSION = 1
 DESCRIPTION, TENSORS = "steer.json", "vectors.safetensors"
 MAX_DESCRIPTION = 1_000_000
 
@@ -47,7 +46,7 @@ class Description(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    format_version: Literal[1] = FORMAT_VERSION
+    format_version: Literal[1] = 1
     method: str
     """Name of the plugin that it is for."""
     model: ModelIdentity

@@ -10,8 +10,8 @@ import torch
 class SlotTable:
     """A ``[num_slots, num_columns]`` device tensor with a mirror on the host.
 
-    Admissions write rows of the mirror; :meth:`flush` moves them to the device in one asynchronous copy, once per step at
-    most, and only if something changed.
+    Admissions write rows of the mirror; the first read of a step moves them to the device, in one asynchronous copy, and
+    only if something changed.
 
     Args:
         columns: their names, in order; ``table["name"]`` is a device view ``[num_slots]``.
@@ -20,16 +20,16 @@ class SlotTable:
     def __init__(
         self, columns: Sequence[str], num_slots: int, device: torch.device, dtype: torch.dtype = torch.float64
     ) -> None:
-        self._index = {name: i for i, name in enumerate(columns)}
-        self._host = torch.zeros(len(columns), num_slots, dtype=dtype)
+        self._columns = tuple(columns)
+        self._host = torch.zeros(num_slots, len(columns), dtype=dtype)
         self._device = self._host.to(device, copy=True)
         self._dirty = False
 
     def write(self, slot: int, **values: float) -> None:
-        """Set every named column of one slot; columns that are not named become 0."""
-        self._host[:, slot] = 0
-        for name, value in values.items():
-            self._host[self._index[name], slot] = value
+        """Set every column of one slot; those that are not named become 0."""
+        if unknown := values.keys() - set(self._columns):
+            raise KeyError(f"no column {', '.join(sorted(unknown))}")
+        self._host[slot] = torch.tensor([values.get(name, 0) for name in self._columns], dtype=self._host.dtype)
         self._dirty = True
 
     def flush(self) -> None:
@@ -38,8 +38,14 @@ class SlotTable:
             copy_async(self._host, self._device)
             self._dirty = False
 
+    def rows(self, slot: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Every column at some slots (int64), by name: one read for all of them."""
+        self.flush()
+        return dict(zip(self._columns, self._device[slot].unbind(1), strict=True))
+
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._device[self._index[name]]
+        self.flush()
+        return self._device[:, self._columns.index(name)]
 
 
 def copy_async(source: torch.Tensor, target: torch.Tensor) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_, or_
 from typing import Any
 
 import torch
@@ -122,10 +124,9 @@ class Tracker:
         def table(*shape: int, fill: int = -1) -> torch.Tensor:
             return torch.full((num_slots, *shape), fill, dtype=torch.int64, device=device)
 
-        self.prompt_len = table(fill=FAR)
-        self._base_len = table(fill=FAR)
-        # State after the last token before base_len.
-        self._base_state = table()
+        # base_len, the state after the last token before it, prompt_len: read together.
+        self._slots = table(3, fill=FAR)
+        self._base_len, self._base_state, self.prompt_len = self._slots.unbind(1)
         # (position, id, state) of recent tokens at [slot, position % ring_size].
         self._ring = table(self._ring_size, 3, fill=-FAR)
         # What preempted requests had generated before, which is fed again: ids and states of each such slot's positions,
@@ -133,6 +134,9 @@ class Tracker:
         self._past_of: dict[int, torch.Tensor] = {}
         self._past = torch.zeros(2, 0, dtype=torch.int64, device=device)
         self._past_start = table()
+        # Tokens of a pass that fed one each, whether a span has opened, how far base_len lies behind: what their rows are
+        # made of.
+        self._fed: tuple[Tokens, torch.Tensor, torch.Tensor] | None = None
 
     def admit(self, slot: int, prompt_ids: torch.Tensor, output_ids: torch.Tensor) -> None:
         """Start following a request.
@@ -151,96 +155,136 @@ class Tracker:
         if total:
             padded = torch.cat([ids.new_full((self._lookback,), NO_ID), ids])
             history = padded.unfold(0, self._lookback + 1, 1)
-            state = self._scan(history, position, position == 0, state, torch.full_like(ids, prompt_len))
+            opens, closes = self._openers(history), self._closers(history)
+            state = _scan(opens, closes, position, position == 0, state, torch.full_like(ids, prompt_len))
         self._base_state[slot] = state[-1] if total else 0
         state[: max(prompt_len - 1, 0)] = -1
         self._ring[slot] = -FAR
         end = slice(max(total - self._ring_size, 0), total)
         self._ring[slot, position[end] % self._ring_size] = torch.stack([position, ids, state], dim=1)[end]
         self._remember(slot, torch.stack([ids, state]) if len(output_ids) else None)
+        self._fed = None
 
     def release(self, slot: int) -> None:
         """Stop following; rows that still point at the slot are no longer live."""
         self.prompt_len[slot] = FAR
         self._base_len[slot] = FAR
         self._remember(slot, None)
+        self._fed = None
 
-    def advance(self, ids: torch.Tensor, slot: torch.Tensor, position: torch.Tensor) -> Tokens:
+    def advance(self, ids: torch.Tensor, slot: torch.Tensor, position: torch.Tensor, *, single: bool = False) -> Tokens:
         """Take note of the tokens of one forward pass.
 
         Args:
             ids, slot, position: int64 ``[num_tokens]``, a request's tokens next to each other, in order.
+            single: no two of the tokens are of one request, as in plain decoding, for which there is a shorter way.
 
         Returns:
             The tokens with their state. Those before ``base_len`` are known already and change nothing.
         """
-        base_len = self._base_len[slot]
-        history = self._history(ids, slot, position)
-        first = torch.ones_like(ids, dtype=torch.bool)
-        first[1:] = (slot[1:] != slot[:-1]) | (position[1:] != position[:-1] + 1) | (position[1:] == base_len[1:])
-        before, _ = self._lookup(slot, position - 1)
-        state = self._scan(history, position, first, before, self.prompt_len[slot])
-        known, _ = self._lookup(slot, position)
-        state = torch.where(position >= base_len, state, known)
-        self._store(ids, slot, position, state)
+        base_len, base_state, prompt_len = self._slots[slot].unbind(1)
+        history = self._history(ids, slot, position, base_len, single)
+        opens, closes = self._openers(history), self._closers(history)
+        ahead = position - base_len
+        before = self._before(slot, position - 1, ahead, base_state)
+        if single:
+            state = _next(opens, closes, position, before)
+        else:
+            first = torch.ones_like(ids, dtype=torch.bool)
+            first[1:] = (slot[1:] != slot[:-1]) | (position[1:] != position[:-1] + 1) | (ahead[1:] == 0)
+            state = _scan(opens, closes, position, first, before, prompt_len)
+        known = torch.where(ahead == -1, base_state, -1)
+        if self._past_of:
+            _, past_state, past = self._recall(slot, position, base_len)
+            known = torch.where(past, past_state, known)
+        state = torch.where(ahead >= 0, state, known)
+        self._store(ids, slot, position, state, single)
 
         start, inside, ended = _unpack(state)
-        return Tokens(
+        opened = start >= 0
+        boundary = torch.zeros_like(inside)
+        if self._newlines is not None:
+            boundary = self._boundary(history) & (slot != self.nobody)
+        tokens = Tokens(
             ids=ids,
             slot=slot,
             position=position,
-            output_position=position - self.prompt_len[slot],
+            output_position=position - prompt_len,
             thinking=inside,
-            think_position=torch.where(start >= 0, (position - start).clamp_(min=-1), -1),
+            think_position=torch.where(opened, (position - start).clamp_(min=-1), -1),
             think_ended=ended,
-            boundary=self._boundary(history) & (slot != self.nobody),
+            boundary=boundary,
         )
+        self._fed = (tokens, opened, ahead) if single else None
+        return tokens
 
     def rows(self, slot: torch.Tensor, position: torch.Tensor) -> Rows:
         """State for the logits rows of the tokens fed at ``position``.
 
         Args:
-            slot, position: int64 ``[num_rows]``; the row's logits predict the token at ``position + 1``.
+            slot, position: int64 ``[num_rows]``; the row's logits predict the token at ``position + 1``. Where they are the
+                tensors that :meth:`advance` was given last, with ``single``, nothing needs to be looked up again.
         """
-        state, live = self._lookup(slot, position)
-        start, inside, ended = _unpack(state)
+        if self._fed is not None and self._fed[0].slot is slot and self._fed[0].position is position:
+            tokens, opened, ahead = self._fed
+            inside, ended, live = tokens.thinking, tokens.think_ended, ahead >= -1
+            output_position, since_start = tokens.output_position + 1, tokens.think_position + 1
+        else:
+            base_len, base_state, prompt_len = self._slots[slot].unbind(1)
+            state, live = self._lookup(slot, position, base_len, base_state)
+            start, inside, ended = _unpack(state)
+            opened = start >= 0
+            output_position, since_start = position + 1 - prompt_len, position + 1 - start
         return Rows(
             slot=slot,
-            output_position=position + 1 - self.prompt_len[slot],
+            output_position=output_position,
             thinking=inside,
-            think_position=torch.where(start >= 0, position + 1 - start, -1),
+            think_position=torch.where(opened, since_start, -1),
             think_ended=ended,
             live=live,
         )
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _lookup(self, slot: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _lookup(
+        self, slot: torch.Tensor, position: torch.Tensor, base_len: torch.Tensor, base_state: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """State after the token at ``position`` (-1: not known), and whether a token sampled from it will be kept."""
-        entry = self._ring[slot, position % self._ring_size]
-        base_len = self._base_len[slot]
+        at, _, state = self._ring[slot, position % self._ring_size].unbind(1)
         at_base = position == base_len - 1
-        recent = (entry[:, 0] == position) & (position >= base_len)
-        state = torch.where(at_base, self._base_state[slot], torch.where(recent, entry[:, 2], -1))
+        recent = (at == position) & (position >= base_len)
+        state = torch.where(at_base, base_state, torch.where(recent, state, -1))
         if self._past_of:
-            _, past_state, past = self._recall(slot, position)
+            _, past_state, past = self._recall(slot, position, base_len)
             state = torch.where(past, past_state, state)
         return state, at_base | recent
 
-    def _history(self, ids: torch.Tensor, slot: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    def _before(
+        self, slot: torch.Tensor, position: torch.Tensor, ahead: torch.Tensor, base_state: torch.Tensor
+    ) -> torch.Tensor:
+        """State after the token at ``position``, for those that generated tokens come next to."""
+        at, _, state = self._ring[slot, position % self._ring_size].unbind(1)
+        return torch.where(ahead == 0, base_state, torch.where(at == position, state, 0))
+
+    def _history(
+        self, ids: torch.Tensor, slot: torch.Tensor, position: torch.Tensor, base_len: torch.Tensor, single: bool
+    ) -> torch.Tensor:
         """``[num_tokens, lookback + 1]``: each token's id, preceded by those of the positions before it."""
+        if not self._lookback:
+            return ids[:, None]
         back = torch.arange(self._lookback, 0, -1, device=self.device)
         owner, where = slot[:, None], position[:, None] - back
-        entry = self._ring[owner, where % self._ring_size]
-        earlier = torch.where(entry[..., 0] == where, entry[..., 1], NO_ID)
+        at, earlier, _ = self._ring[owner, where % self._ring_size].unbind(2)
+        earlier = torch.where(at == where, earlier, NO_ID)
         if self._past_of:
-            past_ids, _, past = self._recall(owner, where)
+            past_ids, _, past = self._recall(owner, where, base_len[:, None])
             earlier = torch.where(past, past_ids, earlier)
-        # Tokens fed in the same pass come first.
-        source = torch.arange(len(ids), device=self.device)[:, None] - back
-        here = source.clamp(min=0)
-        same = (source >= 0) & (slot[here] == owner) & (position[here] == where)
-        return torch.cat([torch.where(same, ids[here], earlier), ids[:, None]], dim=1)
+        if not single:  # tokens fed in the same pass come first
+            source = torch.arange(len(ids), device=self.device)[:, None] - back
+            here = source.clamp(min=0)
+            same = (source >= 0) & (slot[here] == owner) & (position[here] == where)
+            earlier = torch.where(same, ids[here], earlier)
+        return torch.cat([earlier, ids[:, None]], dim=1)
 
     def _remember(self, slot: int, past: torch.Tensor | None) -> None:
         """Keep ids and states ``[2, total]`` of what a slot's request generated before, or nothing."""
@@ -256,53 +300,26 @@ class Tracker:
             start += kept.shape[1]
         self._past = torch.cat([self._past[:, :0], *self._past_of.values()], dim=1)
 
-    def _recall(self, slot: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _recall(
+        self, slot: torch.Tensor, position: torch.Tensor, base_len: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Id and state at a position before ``base_len``, and whether they were kept."""
         start = self._past_start[slot]
-        kept = (start >= 0) & (position >= 0) & (position < self._base_len[slot])
+        kept = (start >= 0) & (position >= 0) & (position < base_len)
         ids, state = self._past[:, torch.where(kept, start + position, 0)]
         return ids, state, kept
 
-    def _scan(
-        self,
-        history: torch.Tensor,
-        position: torch.Tensor,
-        first: torch.Tensor,
-        before: torch.Tensor,
-        prompt_len: torch.Tensor,
-    ) -> torch.Tensor:
-        """Packed state after each token of several runs of consecutive tokens.
-
-        Args:
-            history: from :meth:`_history`.
-            first: the token starts a run; its predecessor's packed state is in ``before``.
-        """
-        opens, closes = self._openers(history), self._closers(history)
-        index = torch.arange(len(position), device=position.device)
-        run = _latest(first, index)
-        start, inside, ended = (field[run] for field in _unpack(before))
-        event = _latest(opens | closes, index)
-        # A second opener inside an open span opens nothing: only the first after a closer (or the carry) counts.
-        previous = torch.cat([event.new_full((1,), -1), event])[:-1]
-        was_open = torch.where(previous >= run, opens[previous], inside)
-        opened = _latest(opens & ~was_open, index)
-        inside = torch.where(event >= run, opens[event], inside)
-        start = torch.where(opened >= run, torch.maximum(position[opened] + 1, prompt_len), start)
-        ended = ended | (_latest(closes & (position >= prompt_len), index) >= run)
-        return _pack(start, inside, ended)
-
-    def _store(self, ids: torch.Tensor, slot: torch.Tensor, position: torch.Tensor, state: torch.Tensor) -> None:
-        kept = torch.ones_like(position, dtype=torch.bool)
-        if len(ids) > self._ring_size:
+    def _store(
+        self, ids: torch.Tensor, slot: torch.Tensor, position: torch.Tensor, state: torch.Tensor, single: bool
+    ) -> None:
+        if len(ids) > self._ring_size and not single:
             # One entry per ring cell: a run longer than the ring keeps its end, or duplicate indices would race.
             last = torch.full_like(self._base_len, -1).scatter_reduce_(0, slot, position, "amax")
-            kept = position > last[slot] - self._ring_size
-        owner = torch.where(kept, slot, self.nobody)
-        self._ring[owner, position % self._ring_size] = torch.stack([position, ids, state], dim=1)
+            slot = torch.where(position > last[slot] - self._ring_size, slot, self.nobody)
+        self._ring[slot, position % self._ring_size] = torch.stack([position, ids, state], dim=1)
 
     def _boundary(self, history: torch.Tensor) -> torch.Tensor:
-        if self._newlines is None:
-            return torch.zeros_like(history[:, -1], dtype=torch.bool)
+        assert self._newlines is not None
         blank, ends, starts = self._newlines
         current, previous = (_index(column, blank) for column in (history[:, -1], history[:, -2]))
         boundary: torch.Tensor = blank[current] | (ends[previous] & starts[current])
@@ -312,16 +329,15 @@ class Tracker:
 class _Sequences:
     """Looks for alternatives, each a sequence of ids."""
 
-    def __init__(self, markers: tuple[tuple[int, ...], ...], device: torch.device) -> None:
+    def __init__(self, markers: tuple[tuple[int, ...], ...]) -> None:
         self.width = max(map(len, markers), default=1)
-        # [alternatives, width], right-aligned: column -1 is the token at hand, column -2 the one before it ...
-        rows = [[NO_ID] * (self.width - len(marker)) + list(marker) for marker in markers]
-        self._table = torch.tensor(rows, dtype=torch.int64, device=device).reshape(len(rows), self.width)
+        self._markers = markers
 
     def __call__(self, history: torch.Tensor) -> torch.Tensor:
         """bool ``[num_tokens]``: the ids up to and including the token end with a marker."""
-        recent = history[:, None, history.shape[1] - self.width :]
-        return ((recent == self._table) | (self._table == NO_ID)).all(-1).any(-1)
+        column = history.unbind(1)
+        ends = [reduce(and_, (column[i - len(m)] == m[i] for i in range(len(m)))) for m in self._markers]
+        return reduce(or_, ends) if ends else torch.zeros_like(column[-1], dtype=torch.bool)
 
 
 class _Spelled:
@@ -339,20 +355,23 @@ class _Spelled:
             column = tuple(_match(marker.text, matched, text) for matched in range(self.width))
             kind[token] = columns.setdefault(column, len(columns))
         self._kind = _for_any_id(kind, device)
-        # [matched before, kind]: bytes matched after the token, times 2, plus 1 if the marker ends inside the token.
-        self._steps = torch.tensor(list(columns), dtype=torch.int64, device=device).T.contiguous()
+        steps = torch.tensor(list(columns), dtype=torch.int64, device=device).T.flatten()
+        # At len(columns) * (bytes matched before) + kind: the same product after the token; whether the marker ends in it.
+        self._next = steps // 2 * len(columns)
+        self._complete = steps % 2 == 1
 
     def __call__(self, history: torch.Tensor) -> torch.Tensor:
         """bool ``[num_tokens]``: the marker ends inside the token."""
         kinds = self._kind[_index(history[:, history.shape[1] - self.width :], self._kind)]
-        step = torch.zeros_like(history[:, -1])
-        for kind in kinds.unbind(1):
-            step = self._steps[step // 2, kind]
-        return step % 2 == 1
+        at, *others = kinds.unbind(1)
+        for kind in others:
+            at = self._next[at] + kind
+        return self._complete[at]
 
 
 def _match(marker: bytes, matched: int, text: bytes) -> int:
-    """What a text does to a match of the marker's first ``matched`` bytes: see ``_Spelled._steps``."""
+    """What a text does to a match of the marker's first ``matched`` bytes: twice the bytes that are matched behind it, plus
+    1 if the marker ends inside it."""
     complete = False
     for i in range(len(text)):
         # The longest beginning of the marker that what was read so far ends with.
@@ -364,7 +383,7 @@ def _match(marker: bytes, matched: int, text: bytes) -> int:
 
 
 def _finder(markers: tuple[tuple[int, ...], ...] | SpelledMarker, device: torch.device) -> _Sequences | _Spelled:
-    return _Spelled(markers, device) if isinstance(markers, SpelledMarker) else _Sequences(markers, device)
+    return _Spelled(markers, device) if isinstance(markers, SpelledMarker) else _Sequences(markers)
 
 
 def _for_any_id(table: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -378,17 +397,55 @@ def _index(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return torch.where((ids >= 0) & (ids < outside), ids, outside)
 
 
+def _scan(
+    opens: torch.Tensor,
+    closes: torch.Tensor,
+    position: torch.Tensor,
+    first: torch.Tensor,
+    before: torch.Tensor,
+    prompt_len: torch.Tensor,
+) -> torch.Tensor:
+    """Packed state after each token of several runs of consecutive tokens.
+
+    Args:
+        opens, closes: the token completes a marker.
+        first: the token starts a run; its predecessor's packed state is in ``before``.
+    """
+    index = torch.arange(len(position), device=position.device)
+    run = _latest(first, index)
+    start, inside, ended = (field[run] for field in _unpack(before))
+    event = _latest(opens | closes, index)
+    # A second opener inside an open span opens nothing: only the first after a closer (or the carry) counts.
+    previous = torch.cat([event.new_full((1,), -1), event])[:-1]
+    was_open = torch.where(previous >= run, opens[previous], inside)
+    opened = _latest(opens & ~was_open, index)
+    inside = torch.where(event >= run, opens[event], inside)
+    start = torch.where(opened >= run, torch.maximum(position[opened] + 1, prompt_len), start)
+    ended = ended | (_latest(closes & (position >= prompt_len), index) >= run)
+    return _pack(start, inside, ended)
+
+
+def _next(opens: torch.Tensor, closes: torch.Tensor, position: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """What :func:`_scan` gives for runs of one generated token each, in arithmetic on packed states."""
+    fresh = opens & ((before & _INSIDE) == 0)
+    state = torch.where(fresh, (position + 2) * 4 + _INSIDE + (before & _ENDED), before)
+    return torch.where(closes, torch.where(opens, state, state & ~_INSIDE) | _ENDED, state)
+
+
 def _latest(flag: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Index of the last True at or before each position; -1 where there is none."""
     return torch.where(flag, index, -1).cummax(0).values
 
 
+_INSIDE, _ENDED = 2, 1
+
+
 def _pack(start: torch.Tensor, inside: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
     """One int64 for: position of the first token of the current or last think span (-1 if none opened), whether the span
     is open, whether an end marker was generated."""
-    return (start + 1) * 4 + inside * 2 + ended
+    return (start + 1) * 4 + inside * _INSIDE + ended * _ENDED
 
 
 def _unpack(state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     state = state.clamp(min=0)  # -1: nothing known, as good as nothing opened
-    return state // 4 - 1, (state // 2 % 2).bool(), (state % 2).bool()
+    return (state >> 2) - 1, (state & _INSIDE) != 0, (state & _ENDED) != 0

@@ -78,7 +78,7 @@ class Delivery(RuleBasedStateMachine):
         self.ring = ring
         self.tracker = Tracker(self.markers, self.NUM_SLOTS, CPU)
         self.nobody = self.NUM_SLOTS - 1
-        # Of each slot: all ids, length of the prompt, of what was there at admission, and of what was fed.
+        # Of each slot: all ids; how many are the prompt, were known at admission, are fed and stand, were fed at most.
         self.requests: dict[int, dict] = {}
 
     def teardown(self):
@@ -87,8 +87,12 @@ class Delivery(RuleBasedStateMachine):
 
     def admit(self, slot, ids, prompt_len, cached):
         self.tracker.admit(slot, long(*ids[:prompt_len]), long(*ids[prompt_len:]))
-        known = len(ids)
-        self.requests[slot] = {"ids": list(ids), "prompt_len": prompt_len, "base": known, "fed": min(cached, max(known - 1, 0))}
+        base = len(ids)
+        fed = min(cached, max(base - 1, 0))
+        self.requests[slot] = {"ids": list(ids), "prompt_len": prompt_len, "base": base, "fed": fed, "most": fed}
+
+    def may_go_back(self, request):
+        return max(0, min(self.ring - 1 - (request["most"] - request["fed"]), request["fed"] - request["base"]))
 
     @rule(slot=st.integers(0, 2), prompt=st.lists(ID, max_size=25), cached=st.integers(0, 25))
     def arrive(self, slot, prompt, cached):
@@ -116,8 +120,7 @@ class Delivery(RuleBasedStateMachine):
     def take_back(self, data):
         """Drafts are rejected: other tokens will be fed at their positions."""
         request = self.requests[data.draw(st.sampled_from(sorted(self.requests)))]
-        count = data.draw(st.integers(0, max(0, min(self.ring - 1, request["fed"] - request["base"]))))
-        request["fed"] -= count
+        request["fed"] -= data.draw(st.integers(0, self.may_go_back(request)))
         del request["ids"][max(request["fed"], request["base"]) :]
 
     @precondition(lambda self: self.requests)
@@ -130,8 +133,8 @@ class Delivery(RuleBasedStateMachine):
                 parts.append((slot, data.draw(st.integers(0, 30)), data.draw(st.lists(ID, max_size=4))))
                 continue
             request = self.requests[slot]
-            ids, fed, base = request["ids"], request["fed"], request["base"]
-            again = data.draw(st.integers(0, max(0, min(self.ring - 1, fed - base))))
+            ids, fed = request["ids"], request["fed"]
+            again = data.draw(st.integers(0, self.may_go_back(request)))
             count = data.draw(st.integers(0, 30)) + again
             first = fed - again
             missing = first + count - len(ids)
@@ -139,25 +142,20 @@ class Delivery(RuleBasedStateMachine):
             ids.extend(data.draw(st.lists(ID, min_size=max(0, missing), max_size=max(0, missing))))
             parts.append((slot, first, ids[first : first + count]))
             request["fed"] = max(fed, first + count)
+            request["most"] = max(request["most"], request["fed"])
         tokens = self.tracker.advance(*flat(*parts))
         expected = [token for part in parts for token in self.expected_tokens(*part)]
-        seen = facts(tokens)
-        boundaries = tokens.boundary.tolist()
-        for n, token in enumerate(expected):
-            if token is not None:
-                what, boundary = token
-                if what is not None:
-                    assert seen[n] == what
-                if boundary is not None and self.markers.blank_line is not None:
-                    assert boundaries[n] == boundary
-        if self.markers.blank_line is None:
-            assert not any(boundaries)
-        assert tokens.is_prompt.tolist() == [p < 0 for p, *_ in seen]
+        for seen, is_boundary, slot, (what, boundary) in zip(
+            facts(tokens), tokens.boundary.tolist(), tokens.slot.tolist(), expected, strict=True
+        ):
+            assert seen[0 if slot != self.nobody else 1 :] == what
+            if boundary is not None:
+                assert is_boundary == (boundary and self.markers.blank_line is not None)
+        assert tokens.is_prompt.tolist() == (tokens.output_position < 0).tolist()
 
     def expected_tokens(self, slot, first, ids):
-        if slot == self.nobody:
-            assert all(not thinking and since == -1 and not ended for _, thinking, since, ended in ())
-            return [None] * len(ids)
+        if slot == self.nobody:  # its tokens carry nothing
+            return [((False, -1, False), False)] * len(ids)
         request = self.requests[slot]
         prompt_len = request["prompt_len"]
         of = states(request["ids"], prompt_len, self.opens, self.closes)
@@ -166,7 +164,7 @@ class Delivery(RuleBasedStateMachine):
             state = of[position] if position >= prompt_len - 1 else State()  # in the prompt, only its last token carries it
             what = token_of(state, position, prompt_len)
             # A blank line over two tokens, the first of which was cached long before the prompt's end, is not seen.
-            lost = position == first and position < request["base"] - self.ring
+            lost = position == first < prompt_len - self.ring and request["base"] == prompt_len
             found.append((what, None if lost else is_boundary(request["ids"][: position + 1])))
         return found
 
@@ -184,13 +182,13 @@ class Delivery(RuleBasedStateMachine):
             prompt_len, base, fed = request["prompt_len"], request["base"], request["fed"]
             of = [State(), *states(request["ids"], prompt_len, self.opens, self.closes)]
             # Rows of what was fed, as far back as tokens can be taken back; and of the last token known from admission.
-            positions = sorted({base - 1, *range(max(base, fed - self.ring), fed)})
+            positions = sorted({base - 1, *range(max(base, request["most"] - self.ring), fed)})
             view = self.tracker.rows(long(*[slot] * len(positions)), long(*positions))
             assert facts(view) == [row_of(of[p + 1], p, prompt_len) for p in positions]
             assert view.live.all()
             early = torch.arange(-1, base - 1)
             assert not self.tracker.rows(torch.full_like(early, slot), early).live.any()
-            late = torch.arange(max(fed, base) + 2 * self.ring + 30, max(fed, base) + 2 * self.ring + 40)
+            late = max(request["most"], base) + torch.arange(10)
             assert not self.tracker.rows(torch.full_like(late, slot), late).live.any()
 
 

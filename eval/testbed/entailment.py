@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from llm_steer.eval.testbed.grading import VERDICTS, executed
 from llm_steer.eval.testbed.logic_words import ATOMS
-from llm_steer.eval.testbed.problem import Problem
+from llm_steer.eval.testbed.problem import MIN_DISTINCT, Problem
 from llm_steer.eval.testbed.propositions import Assignment, Literal, Premise, assignments, atoms_of, decide
 from llm_steer.eval.testbed.traces import Step, Walk, closing
 
@@ -61,8 +61,7 @@ class Entailment:
         return solver
 
     def distinct(self, level: int) -> int:
-        # Tests draw this many different problems; there are far more.
-        return 25_000
+        return MIN_DISTINCT  # a test draws so many different ones
 
 
 def make_problem(premises: Sequence[Premise], goal: str, level: int, modality: str) -> Problem:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llm_steer.eval.testbed.logic_words import ATOMS, KINDS
-from llm_steer.eval.testbed.problem import Problem
+from llm_steer.eval.testbed.problem import MIN_DISTINCT, Problem
 from llm_steer.eval.testbed.traces import Step
 from llm_steer.eval.testbed.words import PEOPLE
 
@@ -56,8 +56,7 @@ class Ontology:
         )
 
     def distinct(self, level: int) -> int:
-        # Tests draw this many different problems; there are far more.
-        return 25_000
+        return MIN_DISTINCT  # a test draws so many different ones
 
 
 def _canonical(prompt: str, person: str) -> str:

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal as OneOf
 
 Verdict = OneOf["True", "False", "Uncertain"]
@@ -80,6 +81,20 @@ def assignments(atoms: Sequence[str]) -> Iterator[Assignment]:
 
 def decide(premises: Sequence[Premise], goal: str) -> Verdict | None:
     """Whether the premises entail the goal, its negation, or neither; None when they contradict each other."""
-    models = (a for a in assignments(atoms_of(premises, goal)) if all(p.holds(a) for p in premises))
-    seen = {a[goal] for a in models}
-    return None if not seen else "Uncertain" if len(seen) == 2 else "True" if True in seen else "False"
+    atoms = atoms_of(premises, goal)
+    everywhere = (1 << (1 << len(atoms))) - 1
+    where = {atom: _column(index, len(atoms)) for index, atom in enumerate(atoms)}
+    models = everywhere
+    for premise in premises:
+        holds = 0
+        for literal in premise.clause:
+            holds |= where[literal.atom] if literal.positive else everywhere ^ where[literal.atom]
+        models &= holds
+    yes, no = models & where[goal], models & ~where[goal]
+    return None if not models else "Uncertain" if yes and no else "True" if yes else "False"
+
+
+@cache
+def _column(index: int, atoms: int) -> int:
+    """The assignments, a bit for each, in which an atom is true."""
+    return sum(1 << row for row in range(1 << atoms) if row >> index & 1)

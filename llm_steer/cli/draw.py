@@ -109,6 +109,8 @@ def _levels(
         runs[part] = (min(low, value), max(high, value))
     levels: list[tuple[int, int]] = []
     known = [i for i, run in enumerate(runs) if run]
+    if not known:
+        return [(rise.row(0.0, down),) * 2] * len(runs)
     for part in range(len(runs)):
         run = runs[part]
         if run is None:  # fewer values than columns: on the line between the neighbours

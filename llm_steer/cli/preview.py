@@ -43,7 +43,7 @@ def preview(
             terminal.document(
                 {
                     "plugin": plugin.name,
-                    "params": given,
+                    "params": params.model_dump(mode="json", exclude_unset=True),
                     "length": len(curve["t"]),
                     **curve,
                     "file": str(out) if out else None,

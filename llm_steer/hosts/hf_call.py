@@ -272,7 +272,8 @@ class Call:
         behind = torch.arange(max(start, self.width), max(stop, self.width), device=self._slot.device) - self.width
         position = torch.cat([self._position[:, inside], self._prompt_len[:, None] + behind], dim=1)
         slot = torch.cat([self._prompt_slot[:, inside], self._slot[:, None].expand(-1, len(behind))], dim=1)
-        return runtime.forward(ids.to(self._slot.device).flatten(), slot.flatten(), position.flatten())
+        flat = (x.flatten() for x in (ids.to(self._slot.device), slot, position))
+        return runtime.forward(*flat, single=ids.shape[1] == 1)
 
 
 @dataclass

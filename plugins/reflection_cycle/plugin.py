@@ -14,7 +14,6 @@ from . import schedule
 from .params import ReflectionCycleParams
 
 KINDS = (*schedule.WAVES, "piecewise")
-AFTER_END = ("off", "restart", "continue")
 
 
 class ReflectionCycle(Plugin[ReflectionCycleParams]):
@@ -28,13 +27,16 @@ class ReflectionCycle(Plugin[ReflectionCycleParams]):
     summary = "CyclicReflex: a triangular wave on the logits of reflection tokens (Wait, But, Alternatively)"
     Params: ClassVar = ReflectionCycleParams
 
-    COLUMNS = ("steers", "kind", "amplitude", "period", "phase", "from_think", "after_end", "start_position", "windowed")
+    NUMBERS = ("kind", "amplitude", "period", "phase", "start_position")
+    FLAGS = ("steers", "from_output", "restarts", "continues", "windowed")
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._table = SlotTable(self.COLUMNS, context.num_slots, context.device)
-        self._kind_of = ["" for _ in range(context.num_slots)]
-        self._kinds: frozenset[str] = frozenset()
+        self._numbers = SlotTable(self.NUMBERS, context.num_slots, context.device)
+        self._flags = SlotTable(self.FLAGS, context.num_slots, context.device, torch.bool)
+        self._params: dict[int, ReflectionCycleParams] = {}
+        # What some slot makes use of; nothing is computed for the rest.
+        self._in_use: frozenset[str] = frozenset()
         # Tables with a width, grown when a request needs more: [num_slots, width].
         self._ids = _Ragged(context, 1, torch.int64)
         self._window = (_Ragged(context, 1, torch.float64), _Ragged(context, 1, torch.float64))
@@ -43,23 +45,29 @@ class ReflectionCycle(Plugin[ReflectionCycleParams]):
     def admit(self, slot: int, params: ReflectionCycleParams | None, prompt_ids: torch.Tensor) -> None:
         if params is not None:
             self._check(params)
-        self._kind_of[slot] = params.schedule if params else ""
-        self._kinds = frozenset(filter(None, self._kind_of))
+            self._params[slot] = params
+        else:
+            self._params.pop(slot, None)
+        self._in_use = frozenset(use for p in self._params.values() for use in _uses(p))
         if params is None:
-            self._table.write(slot)
+            self._flags.write(slot)
             self._ids.write(slot, [0])
             return
-        self._table.write(
+        self._flags.write(
             slot,
-            steers=1,
+            steers=True,
+            from_output=params.origin == "output",
+            restarts=params.after_end == "restart",
+            continues=params.after_end == "continue",
+            windowed=params.window is not None,
+        )
+        self._numbers.write(
+            slot,
             kind=KINDS.index(params.schedule),
             amplitude=params.amplitude,
             period=params.period,
             phase=params.phase,
-            from_think=params.origin == "think",
-            after_end=AFTER_END.index(params.after_end),
             start_position=params.start_position,
-            windowed=params.window is not None,
         )
         self._ids.write(slot, params.token_ids or [])
         for column, table in enumerate(self._window):
@@ -83,31 +91,33 @@ class ReflectionCycle(Plugin[ReflectionCycleParams]):
 
     def offsets(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         """What is added to the reflection tokens of each row: float64 ``[rows]``, and bool ``[rows]``, the wave acts."""
-        self._table.flush()
-        of = {name: self._table[name][rows.slot] for name in self.COLUMNS}
-        continues, restarts = of["after_end"] == 2, of["after_end"] == 1
-        again = restarts & rows.think_ended & rows.thinking
-        from_think = of["from_think"].bool()
-        since_start = torch.where(from_think, rows.think_position, rows.output_position) + of["start_position"]
-        t = torch.where(again, rows.think_position.to(since_start.dtype), since_start)
-        inside = torch.where(from_think, rows.thinking, True)
-        opened = torch.where(from_think, rows.think_position >= 0, True)
-        acts = continues & opened | ~continues & (inside & ~rows.think_ended | again)
-        acts = acts & of["steers"].bool() & rows.live
-        starts, ends = (table.rows(rows.slot) for table in self._window)
-        within = ((t[:, None] >= starts) & (t[:, None] < ends)).any(1)
-        acts = acts & (within | ~of["windowed"].bool())
+        number, flag = self._numbers.rows(rows.slot), self._flags.rows(rows.slot)
+        from_output = flag["from_output"]
+        t = torch.where(from_output, rows.output_position, rows.think_position) + number["start_position"]
+        runs = (from_output | rows.thinking) & ~rows.think_ended
+        if "restart" in self._in_use:
+            again = flag["restarts"] & rows.think_ended & rows.thinking
+            t = torch.where(again, rows.think_position.to(t.dtype), t)
+            runs = runs | again
+        if "continue" in self._in_use:
+            runs = torch.where(flag["continues"], from_output | (rows.think_position >= 0), runs)
+        acts = runs & flag["steers"] & rows.live
+        if "window" in self._in_use:
+            starts, ends = (table.rows(rows.slot) for table in self._window)
+            within = ((t[:, None] >= starts) & (t[:, None] < ends)).any(1)
+            acts = acts & (within | ~flag["windowed"])
 
-        delta = torch.zeros_like(t)
-        for kind in self._kinds:  # the few forms in use, not the requests
+        delta: torch.Tensor | None = None
+        for index, kind in enumerate(KINDS):
+            if kind not in self._in_use:
+                continue
+            # Meaningless for rows of another kind, which are overwritten, and for those that do not steer.
             if kind == "piecewise":
                 value = schedule.piecewise(t, *(table.rows(rows.slot) for table in self._points))
             else:
-                # Rows of other forms, and nobody's, hold no period.
-                period = of["period"].clamp(min=1e-9)
-                value = schedule.WAVES[kind](t, of["amplitude"], period, of["phase"])
-            delta = torch.where(of["kind"] == KINDS.index(kind), value, delta)
-        return torch.where(acts, delta, 0.0), acts
+                value = schedule.WAVES[kind](t, number["amplitude"], number["period"], number["phase"])
+            delta = value if delta is None else torch.where(number["kind"] == index, value, delta)
+        return torch.zeros_like(t) if delta is None else torch.where(acts, delta, 0.0), acts
 
     @classmethod
     def preview(cls, params: ReflectionCycleParams, length: int | None = None) -> dict[str, Any]:
@@ -140,13 +150,17 @@ class ReflectionCycle(Plugin[ReflectionCycleParams]):
 
     def finish(self, slot: int, tokens: Tokens, rows: Rows) -> dict[str, Any]:
         delta, acts = self.offsets(rows)
-        reflection = torch.isin(tokens.ids, self._ids.rows(tokens.slot[:1])) & self._table["steers"][slot].bool()
+        reflection = torch.isin(tokens.ids, self._ids.rows(tokens.slot[:1])) & self._flags["steers"][slot]
         return {
             "steered_steps": int((acts & (delta != 0)).sum()),
             "reflection_tokens": int(reflection.sum()),
             "positions": tokens.output_position[reflection].tolist(),
             "deltas": [round(d, 6) for d in delta[reflection].tolist()],
         }
+
+
+def _uses(params: ReflectionCycleParams) -> tuple[str, ...]:
+    return (params.schedule, params.after_end, "window" if params.window is not None else "")
 
 
 def _telling_length(params: ReflectionCycleParams) -> int:
@@ -173,11 +187,10 @@ class _Ragged:
     def write(self, slot: int, items: list[Any]) -> None:
         width = self._host.shape[1]
         if len(items) > width:
-            while width < len(items):
-                width *= 2
-            last = self._host[:, -1:].expand(-1, width - self._host.shape[1])
+            last = self._host[:, -1:].expand(-1, len(items) - width)
             self._host = torch.cat([self._host, last], dim=1)
             self._device = self._host.to(self._device.device, copy=True)
+            width = len(items)
         self._host[slot] = torch.tensor(items + items[-1:] * (width - len(items)), dtype=self._host.dtype)
         self._dirty = True
 

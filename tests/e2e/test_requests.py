@@ -18,15 +18,15 @@ from e2e.scenarios import CLOSE, OPEN, TURNS, Asked, describe
 GREEDY = {"temperature": 0.0, "max_tokens": 20}
 SAMPLED = {"temperature": 1.0, "seed": 11, "max_tokens": 20}
 TURNING = {**SAMPLED, "logit_bias": TURNS}
-WAVE = {"amplitude": 25.0, "period": 9.0}
+WAVE = {"amplitude": 25.0, "period": 9.4}
 TALK = [20, 30, 40, 50, 60]
 CHUNK = 32
 
 
 @pytest.fixture(scope="session")
 def engine(engines: Engines, llama: Path, runner: str) -> Callable[[], Engine]:
-    """The engine of this suite: several processes, prompts in chunks, prefix caching."""
-    options = {"enable_prefix_caching": True, "block_size": 32, "max_num_batched_tokens": CHUNK, "max_num_seqs": 6}
+    """The engine of this suite: prompts in chunks, prefix caching."""
+    options = {"one_process": True, "enable_prefix_caching": True, "block_size": 32, "max_num_batched_tokens": CHUNK, "max_num_seqs": 6}
     return lambda: engines.get(llama, runner, **options)
 
 

@@ -6,12 +6,12 @@ import inspect
 
 import pytest
 import torch
-from support.oracle import Oracle, delta
-from support.vocabulary import END_THINK, EOS, PAD, REFLECTION, THINK
 from transformers import BartConfig, BartForConditionalGeneration, GenerationMixin, LogitsProcessor, pipeline
 from transformers.generation import BaseStreamer
 
 from llm_steer import Params, Plugin, SteerError, UnsupportedError, steer, unsteer
+from support.oracle import Oracle, delta
+from support.vocabulary import END_THINK, EOS, PAD, REFLECTION, THINK
 
 WAVE = {"amplitude": 9.0, "period": 7.0}
 THINKING = [1, 30, 40, THINK, 50]
@@ -563,6 +563,37 @@ def test_custom_loops_are_steered(model):
     # a loop may return anything
     assert model.generate(**batch(THINKING), custom_generate=lambda *args, **kwargs: "text") == "text"
     assert model.steering.traces == []
+
+
+def test_any_sequences_a_loop_asks_about(model):
+    """Rows that share nothing with those of the call before, shorter and longer ones, far beyond what is remembered."""
+    generator = torch.Generator().manual_seed(3)
+
+    def asks(model, input_ids, logits_processor, **kwargs):
+        kept = torch.randint(5, 512, (2, 400), generator=generator)
+        kept[:, ::40] = torch.tensor([[THINK, THINK]]).T
+        kept[1, 333] = END_THINK
+        for _ in range(40):
+            if torch.rand(1, generator=generator) < 0.3:
+                kept = kept.clone()
+                first = int(torch.randint(0, 400, (1,), generator=generator))
+                kept[:, first:] = torch.randint(5, 512, (2, 400 - first), generator=generator)
+                kept[0, first] = THINK
+            length = int(torch.randint(0, 401, (1,), generator=generator))
+            ids = torch.cat([input_ids, kept[:, :length]], 1)
+            scores = logits_processor(ids, torch.zeros(2, 512))
+            # a loop of its own may add up log-probabilities, so the mass is kept: compare differences
+            added = (scores[:, REFLECTION[0]] - scores[:, 0]).tolist()
+            assert added == pytest.approx(
+                [delta(p, kept[i, :length].tolist(), WAVE) for i, p in enumerate(prompts)], abs=1e-4
+            )
+            moved.append(any(added))
+        return input_ids
+
+    moved, prompts = [], [NEVER, THINKING[:4]]
+    model.generate(**batch(*prompts), max_new_tokens=500, custom_generate=asks)
+    assert len(moved) == 40
+    assert sum(moved) > 10
 
 
 def test_pipeline(model, tiny_tokenizer):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
-from support.vocabulary import EOS, PAD, THINK
 from transformers import LogitsProcessor
 
 from llm_steer import Params, Plugin, steer
+from support.vocabulary import EOS, PAD, THINK
 
 NOBODY = "nobody"
 
@@ -20,9 +22,9 @@ class Recorder(Plugin[RecorderParams]):
     """Keeps what its hooks are given."""
 
     name, Params = "recorder", RecorderParams
-    passes: list[list[tuple]] = []
-    rows: list[list[tuple]] = []
-    admitted: list[tuple] = []
+    passes: ClassVar[list[list[tuple]]] = []
+    rows: ClassVar[list[list[tuple]]] = []
+    admitted: ClassVar[list[tuple]] = []
 
     def admit(self, slot, params, prompt_ids):
         self.admitted.append((slot, params and params.mark, prompt_ids.tolist()))
@@ -73,9 +75,7 @@ def prompt_pass(first: int = 0, stop: int = 5) -> list[tuple]:
 
 
 def decode_passes(outputs: list[list[int]], count: int) -> list[list[tuple]]:
-    return [
-        [expected_token(0, SHORT, outputs[0], 2 + t), expected_token(1, LONG, outputs[1], 5 + t)] for t in range(count)
-    ]
+    return [[expected_token(0, SHORT, outputs[0], 2 + t), expected_token(1, LONG, outputs[1], 5 + t)] for t in range(count)]
 
 
 def test_admission(model):

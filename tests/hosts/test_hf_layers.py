@@ -5,7 +5,6 @@ from __future__ import annotations
 import accelerate
 import pytest
 import torch
-from support.vocabulary import PAD, THINK
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -17,14 +16,13 @@ from transformers import (
 
 from llm_steer import Params, Plugin, SteerError, UnsupportedError, steer, unsteer
 from llm_steer.hosts.hf_layers import find_layers
+from support.vocabulary import PAD, THINK
 
 WIDTH = 32
 
 
 class PushParams(Params):
     strength: float = 3.0
-    where: list[int] = [0]
-    """Layers."""
 
 
 class Push(Plugin[PushParams]):
@@ -194,16 +192,13 @@ def test_compiled_forward_passes_are_steered(model, tiny_model):
     """A static cache makes generate compile the forward pass on accelerators; here it is asked to."""
     compiled = CompileConfig(backend="eager", mode=None)
     compiled._compile_all_devices = True
-    options = {"cache_implementation": "static", "compile_config": compiled, "do_sample": False, "max_new_tokens": 5}
+    options = {"cache_implementation": "static", "compile_config": compiled, "do_sample": False, "max_new_tokens": 4}
     prompt = [1, THINK, 50]
-    pushed, more = (reference(tiny_model(), prompt, 5, strength=strength) for strength in (3.0, 6.0))
+    pushed, more = (reference(tiny_model(), prompt, 4, strength=strength) for strength in (3.0, 6.0))
     assert pushed != more
     assert model.generate(torch.tensor([prompt]), **options)[0, 3:].tolist() == pushed
     # what was traced for one call does not go on into the next
     assert model.generate(torch.tensor([prompt]), **options, steer={"strength": 6})[0, 3:].tolist() == more
-    assert model.generate(torch.tensor([prompt]), **options, steer="off")[0, 3:].tolist() == reference(
-        tiny_model(), prompt, 5, at=()
-    )
 
 
 def test_hooks_are_there_while_they_are_needed(tiny_model, tiny_tokenizer):

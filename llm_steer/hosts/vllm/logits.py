@@ -49,8 +49,8 @@ class SteerLogitsProcessor(LogitsProcessorV1, LogitsProcessorV2):  # type: ignor
             self._slots = vllm_config.scheduler_config.max_num_seqs
             self._rows = _Rows(self._slots, self._device)
             compat.install(compat.RUNNER_V1, runner.around_model_forward)
-        # Positions of the tokens that were fed last, one a row (V1; V2 says it itself).
-        self.row_positions: torch.Tensor | None = None
+        # Slots and positions of the tokens that were fed last, one a row (V1; V2 says it itself).
+        self._fed: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
@@ -122,9 +122,8 @@ class SteerLogitsProcessor(LogitsProcessorV1, LogitsProcessorV2):  # type: ignor
         if ctx is not None:
             self._runtime.logits(logits, ctx.expanded_idx_mapping.to(torch.int64), ctx.pos.to(torch.int64))
             return logits
-        assert self._rows is not None
-        assert self.row_positions is not None
-        self._runtime.logits(logits, self._rows.slots[: len(logits)], self.row_positions)
+        assert self._fed is not None
+        self._runtime.logits(logits, *self._fed)
         return logits
 
     def step(self, ids: torch.Tensor, positions: torch.Tensor, starts: torch.Tensor, slots: torch.Tensor | None) -> None:
@@ -138,13 +137,16 @@ class SteerLogitsProcessor(LogitsProcessorV1, LogitsProcessorV2):  # type: ignor
         assert self._runtime is not None
         ends = starts[1:].to(torch.int64)
         positions = positions.to(torch.int64)
+        single = len(ids) == len(ends)  # plain decoding: one token of each request
         if slots is None:
             assert self._rows is not None
             slots = self._rows.slots[: len(ends)]
-            self.row_positions = positions[ends - 1]
-        # searchsorted rather than repeat_interleave, which would wait for the device to know the result's size.
-        request = torch.searchsorted(ends, torch.arange(len(ids), device=ids.device), right=True)
-        self._runtime.forward(ids.to(torch.int64), slots[request.clamp(max=len(ends) - 1)], positions)
+            self._fed = (slots, positions if single else positions[ends - 1])
+        if not single:
+            # searchsorted rather than repeat_interleave, which would wait for the device to know the result's size.
+            request = torch.searchsorted(ends, torch.arange(len(ids), device=ids.device), right=True)
+            slots = slots[request.clamp(max=len(ends) - 1)]
+        self._runtime.forward(ids.to(torch.int64), slots, positions, single=single)
 
     def steers(self, slots: Sequence[int] | None = None) -> bool:
         """Some request steers; with ``slots``, one of these."""

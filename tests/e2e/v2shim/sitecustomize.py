@@ -79,6 +79,8 @@ if "hide" in ON:
 
     def entry_points(**params):
         found = _entry_points(**params)
+        if not isinstance(found, importlib.metadata.EntryPoints):  # before Python 3.12, without a group: a mapping
+            return found
         return type(found)(e for e in found if not e.value.startswith("llm_steer."))
 
     importlib.metadata.entry_points = entry_points

@@ -1,0 +1,74 @@
+"""``tokens``: what a tokenizer makes of words, markers and delimiters."""
+
+from __future__ import annotations
+
+import pytest
+from support.vocabulary import BLANK, END_THINK, REFLECTION, THINK, VOCABULARY
+
+
+def test_json(cli, folder):
+    document = cli("tokens", str(folder), "--json").document
+    assert document["ids"] == REFLECTION
+    assert [row["form"] for row in document["matched"]] == ["wait", "Wait", "but", "But", "Alternatively"]
+    assert document["matched"][0] == {"form": "wait", "id": REFLECTION[0], "piece": "wait", "text": "wait"}
+    assert (document["vocabulary"], document["logits_width"]) == (VOCABULARY, VOCABULARY)
+    assert [[piece["id"] for piece in ids] for ids in document["think"]["<think>"]] == [[THINK]]
+    assert [[piece["id"] for piece in ids] for ids in document["think"]["</think>"]] == [[END_THINK]]
+    assert document["reasoning_model"] is True
+    assert document["step_delimiters"] == {"count": 1, "examples": [{"piece": "\n\n", "text": "\n\n", "id": BLANK}]}
+
+
+def test_words_forms_and_skipped(cli, folder):
+    document = cli("tokens", str(folder), "--words", "hmm,So", "-w", "the", "--ignore-case", "--json").document
+    assert [row["form"] for row in document["matched"]] == ["Hmm", "so", "the"]
+    assert document["skipped"] == ["hmm", "HMM", "So", "SO", "The", "THE"]
+    text = cli("tokens", str(folder), "--words", "hmm").out
+    assert "skipped" in text
+
+
+def test_first_piece(cli, folder):
+    document = cli("tokens", str(folder), "--words", "the so", "--multi-piece", "first", "--json").document
+    assert [row["form"] for row in document["first_pieces"]] == ["the so"]
+    assert "its first piece only" in cli("tokens", str(folder), "--words", "the so", "--multi-piece", "first").out
+
+
+def test_terminal(cli, folder):
+    result = cli("tokens", str(folder), "--leading-space")
+    assert result.code == 0
+    for part in ("'Wait'", "Alternatively", "<think>", str(END_THINK), "1 tokens hold a blank line"):
+        assert part in result.out
+
+
+def test_a_tokenizer_alone_will_do_with_a_note(cli, folder):
+    (folder / "config.json").write_text("{}")
+    result = cli("tokens", str(folder), "--json")
+    assert result.document["logits_width"] == VOCABULARY
+    assert "tokenizer's length" in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["no/such/folder/at/all"], "MODEL"),
+        (["./missing"], "MODEL"),
+        (["not a model"], "MODEL"),
+        (["{tmp}"], "MODEL"),
+        (["{folder}/config.json"], "MODEL"),
+        (["{folder}", "--words", "wait,,but"], "--words"),
+        (["{folder}", "--words", ""], "--words"),
+        (["{folder}", "--multi-piece", "last"], "--multi-piece"),
+        (["{folder}", "--nonsense"], "--nonsense"),
+    ],
+)
+def test_bad_input_names_the_field(cli, folder, tmp_path, arguments, field):
+    error = cli("tokens", "--json", *(a.format(tmp=tmp_path, folder=folder) for a in arguments)).error
+    assert error["field"] == field
+
+
+def test_a_damaged_tokenizer_is_one_line(cli, folder):
+    for file in folder.glob("tokenizer*"):
+        file.write_text("not json")
+    result = cli("tokens", str(folder))
+    assert (result.code, result.out) == (2, "")
+    assert "a model that transformers can load" in result.err
+    assert "Traceback" not in result.err

@@ -1,0 +1,79 @@
+"""Statistics against values worked out otherwise, reading of responses, and every section on a handful of problems."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from llm_steer.eval.testbed import reading
+from llm_steer.eval.testbed import statistics as stats
+from llm_steer.eval.testbed.measure import _votes, measure
+from llm_steer.eval.testbed.sampling import Response
+from llm_steer.eval.testbed.tokenizer import build
+
+TOKENIZER = build()
+
+
+def respond(text: str, confidence: float = 0.5) -> Response:
+    ids = TOKENIZER.encode(text, add_special_tokens=False)
+    return Response(ids, text, True, [confidence] * len(ids))
+
+
+def test_auc_counts_pairs() -> None:
+    rng = random.Random(0)
+    high, low = ([rng.randint(0, 9) + shift for _ in range(50)] for shift in (2, 0))
+    pairs = [(a > b) + (a == b) / 2 for a in high for b in low]
+    assert stats.auc(high, low).value == pytest.approx(sum(pairs) / len(pairs))
+    assert np.isnan(stats.auc([], low).value)
+
+
+def test_mean_and_paired_difference() -> None:
+    right, base = [True, True, False, True], [True, False, False, False]
+    assert stats.mean(right).value == 0.75
+    assert stats.mean(right).error == pytest.approx(0.25)
+    assert stats.difference(right, base).value == 0.5
+    assert stats.difference(right, right).z == 0.0
+    assert str(stats.mean(right)) == "0.750 ± 0.250"
+
+
+def test_matched_difference_compares_equal_lengths() -> None:
+    """Values that depend on length alone differ by nothing once lengths match."""
+    rng = random.Random(1)
+    treated = [(length, length + rng.random()) for length in range(50, 100) for _ in range(20)]
+    control = [(length, length + rng.random()) for length in range(100) for _ in range(20)]
+    change, (low, high), matched = stats.matched_difference(treated, control, 1)
+    assert matched == len(treated)
+    assert low < 0.05 and high > -0.05
+    assert abs(change.value) < 0.1
+
+
+def test_reads_attempts() -> None:
+    text = (
+        "b: 15 + 7 = 12\n\nWait, b: 15 + 7 = 22 Hmm, b: 15 + 7 = 22\n\nc: 22 - 1 = 21\n\nso what\n\n</think>\n\n\\boxed{21}"
+    )
+    found = reading.attempts(respond(text), TOKENIZER)
+    assert [(a.label, a.reflected, a.first, a.right, a.difficulty) for a in found] == [
+        ("b", False, True, False, 1),
+        ("b", True, False, True, 1),
+        ("b", True, False, True, 1),
+        ("c", False, True, True, 0),
+    ]
+    assert all(a.confidence == pytest.approx(0.5) for a in found)
+    assert not reading.overthinks(found)
+    again = text.replace("\n\nc:", "\n\nBut, b: 15 + 7 = 22\n\nc:")
+    assert reading.overthinks(reading.attempts(respond(again), TOKENIZER))
+
+
+def test_votes() -> None:
+    assert _votes([["a", "a", None, None], ["b", "b", "b", None], ["a", "c", None, None]]) == ["a", "a", "b", None]
+
+
+@pytest.mark.e2e
+def test_every_section_runs(tmp_path: Path) -> None:
+    from llm_steer.eval.testbed import MODELS
+
+    report = measure(MODELS, count=20, only=("accuracy", "reflection", "confidence", "modalities"), say=lambda line: None)
+    assert report.count("### ") == 4
+    assert "toy" in report
