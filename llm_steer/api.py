@@ -47,7 +47,8 @@ def steer(
     sequence, without beams); a mapping without ``"name"`` changes parameters of the method that the model is steered
     with; ``None`` and ``"off"`` turn it off. Several methods for one row are a list in the list.
 
-    Where prompts are given as embeddings only, their ids are not known: a think span opened in the prompt is not seen.
+    Where a prompt is given as embeddings, or all but its end lies in a cache, its ids are not known: a think span that it
+    opened is not seen. A steered model can be deep-copied, but not pickled.
 
     Args:
         model: any model that can ``generate``; it is changed in place.

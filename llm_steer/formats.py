@@ -44,7 +44,7 @@ def from_yaml_file(path: Path, field: str) -> Any:
     except RecursionError:
         raise SteerError(field, str(path), "a valid YAML file, not nested as deeply") from None
     except (yaml.YAMLError, ValueError) as error:
-        problem, mark = getattr(error, "problem", None) or error, getattr(error, "problem_mark", None)
+        problem, mark = getattr(error, "problem", None) or str(error).split("\n")[0], getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         raise SteerError(field, str(path), f"a valid YAML file ({problem}{line})") from error
 
@@ -76,7 +76,8 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            raise yaml.composer.ComposerError(None, None, "aliases are not supported")
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, "aliases are not supported", mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:

@@ -57,9 +57,12 @@ class Vocabulary:
     @cached_property
     def pieces(self) -> dict[str, int]:
         """Vocabulary piece, as the tokenizer spells it, to id."""
-        # Some tokenizers over tiktoken's files have bytes for keys.
-        pieces: Iterable[tuple[str | bytes, int]] = self.tokenizer.get_vocab().items()
-        return {piece.decode(errors="replace") if isinstance(piece, bytes) else piece: i for piece, i in pieces}
+        return {key.decode(errors="replace") if isinstance(key, bytes) else key: i for key, i in self._keys.items()}
+
+    @cached_property
+    def _keys(self) -> dict[str | bytes, int]:
+        """The tokenizer's own table; some over tiktoken's files have bytes for keys."""
+        return {**self.tokenizer.get_vocab()}
 
     def words(
         self,
@@ -146,7 +149,7 @@ class Vocabulary:
     def _marker(self, text: str) -> tuple[tuple[int, ...], ...] | SpelledMarker:
         token = self.piece(text)
         # Only an added token is always cut out of its surroundings; a piece that was learned may lose its ">" to a ">\n".
-        if token is not None and text in self.tokenizer.get_added_vocab():
+        if token is not None and text in self._added:
             return ((token,),)
         parts = self._parts_of(text.encode())
         if token is not None:
@@ -158,7 +161,7 @@ class Vocabulary:
         inner = {marker[i:j] for i in range(len(marker)) for j in range(i + 1, len(marker) + 1)}
         heads, tails = tuple(marker[:i] for i in range(1, len(marker))), tuple(marker[i:] for i in range(1, len(marker)))
         parts = []
-        for i, text in self._rough_bytes.items():
+        for i, text in self._spelled_bytes.items():
             # b"<0x" also begins the spelling of a byte in SentencePiece.
             if text in inner or text.endswith(heads) or text.startswith((*tails, b"<0x")) or marker in text:
                 parts.append(i)
@@ -183,29 +186,37 @@ class Vocabulary:
         )
 
     @cached_property
+    def _added(self) -> dict[str, int]:
+        """Tokens that were added to the vocabulary, as they appear in text; Mistral's own tokenizers don't tell."""
+        get = getattr(self.tokenizer, "get_added_vocab", None)
+        return dict(get()) if get else {}
+
+    @cached_property
     def _byte_level_pieces(self) -> bool:
         """The vocabulary spells bytes as GPT-2's does: its line break is ``Ċ``."""
         token = self.pieces.get(_byte_level("\n"))
         return token is not None and self._decode([token]) == "\n"
 
     @cached_property
-    def _rough_bytes(self) -> dict[int, bytes]:
-        """UTF-8 of every id's text: exact for a byte-level vocabulary, from the spelling for others."""
-        pieces = {i: piece for piece, i in self.pieces.items() if 0 <= i < self.size}
-        if not self._byte_level_pieces:
-            return {i: piece.replace("▁", " ").encode() for i, piece in pieces.items()}
-        added, byte_of = set(self.tokenizer.get_added_vocab().values()), {c: b for b, c in enumerate(_BYTE_SPELLING)}
-        return {
-            i: piece.encode() if i in added else bytes(byte_of[c] for c in piece if c in byte_of)
-            for i, piece in pieces.items()
-        }
+    def _spelled_bytes(self) -> dict[int, bytes]:
+        """UTF-8 of every id's text, from its spelling: exact where the vocabulary spells bytes."""
+        byte_of, added = {c: b for b, c in enumerate(_BYTE_SPELLING)}, set(self._added.values())
+
+        def text(key: str | bytes, i: int) -> bytes:
+            if isinstance(key, bytes):
+                return key
+            if self._byte_level_pieces and i not in added:
+                return bytes(byte_of[c] for c in key if c in byte_of)
+            return key.replace("▁", " ").encode()
+
+        return {i: text(key, i) for key, i in self._keys.items() if 0 <= i < self.size}
 
     def _bytes(self, ids: Sequence[int]) -> list[bytes]:
         """UTF-8 of the text that each id adds behind other text."""
-        rough = self._rough_bytes
-        if self._byte_level_pieces:
-            return [rough[i] for i in ids]
-        return [_fallback_byte(rough[i]) or text.encode() for i, text in zip(ids, self._texts(ids), strict=True)]
+        spelled = [self._spelled_bytes[i] for i in ids]
+        if self._byte_level_pieces or any(isinstance(key, bytes) for key in self._keys):
+            return spelled
+        return [_fallback_byte(key) or text.encode() for key, text in zip(spelled, self._texts(ids), strict=True)]
 
     @cached_property
     def _anchor(self) -> tuple[list[int], str]:

@@ -321,9 +321,8 @@ class Tracker:
     def _boundary(self, history: torch.Tensor) -> torch.Tensor:
         assert self._newlines is not None
         blank, ends, starts = self._newlines
-        current, previous = (_index(column, blank) for column in (history[:, -1], history[:, -2]))
-        boundary: torch.Tensor = blank[current] | (ends[previous] & starts[current])
-        return boundary
+        current, previous = history[:, -1], history[:, -2]
+        return _at(current, blank) | (_at(previous, ends) & _at(current, starts))
 
 
 class _Sequences:
@@ -362,8 +361,7 @@ class _Spelled:
 
     def __call__(self, history: torch.Tensor) -> torch.Tensor:
         """bool ``[num_tokens]``: the marker ends inside the token."""
-        kinds = self._kind[_index(history[:, history.shape[1] - self.width :], self._kind)]
-        at, *others = kinds.unbind(1)
+        at, *others = _at(history[:, history.shape[1] - self.width :], self._kind).unbind(1)
         for kind in others:
             at = self._next[at] + kind
         return self._complete[at]
@@ -387,14 +385,13 @@ def _finder(markers: tuple[tuple[int, ...], ...] | SpelledMarker, device: torch.
 
 
 def _for_any_id(table: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A table ``[..., vocab_size]`` with one more item, 0, for ids outside the vocabulary: see :func:`_index`."""
+    """A table ``[..., vocab_size]`` with one more item, 0, for ids outside the vocabulary: see :func:`_at`."""
     return torch.nn.functional.pad(table, (0, 1)).to(device)
 
 
-def _index(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Where a table made by :func:`_for_any_id` holds the ids. A prompt may hold ids that the logits do not."""
-    outside = table.shape[-1] - 1
-    return torch.where((ids >= 0) & (ids < outside), ids, outside)
+def _at(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """What a table made by :func:`_for_any_id` holds for the ids. A prompt may hold ids that the logits do not."""
+    return table[ids.clamp(-1, len(table) - 1)]  # -1 is the last item too
 
 
 def _scan(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -70,3 +72,87 @@ def long(*values: int) -> torch.Tensor:
 
 
 CPU = torch.device("cpu")
+
+
+# -- the waves, one number at a time -------------------------------------------------------------------------------------
+
+
+def code_form(t: float, amplitude: float, period: float, phase: float) -> float:
+    """The released code's three pieces."""
+    u = ((t + phase * period) % period) / period
+    if u <= 0.25:
+        return 4 * amplitude * u
+    if u <= 0.75:
+        return amplitude - 4 * amplitude * (u - 0.25)
+    return -amplitude + 4 * amplitude * (u - 0.75)
+
+
+def paper_form(t: float, amplitude: float, period: float, phase: float) -> float:
+    return amplitude * abs(4 * ((t + phase * period - period / 4) % period) / period - 2) - amplitude
+
+
+def linear_decay_form(t: float, amplitude: float, period: float, phase: float) -> float:
+    progress = t / period + phase
+    if progress <= 0:
+        return amplitude
+    return amplitude - 2 * amplitude * progress if progress < 1 else -amplitude
+
+
+def cosine_form(t: float, amplitude: float, period: float, phase: float) -> float:
+    return amplitude * math.cos(2 * math.pi * (t / period + phase))
+
+
+def silver_form(t: float, amplitude: float, period: float, phase: float) -> float:
+    """A rho^(v - 1), rho = 2, v two less than the bit length of the lowest set bit of k + 1, k = t mod 64."""
+    k = int(t) % 64 + 1
+    v = (k & -k).bit_length() - 2
+    return amplitude * 2.0 ** (v - 1)
+
+
+def constant_form(t: float, amplitude: float, period: float, phase: float) -> float:
+    return amplitude
+
+
+FORMS = {
+    "triangular": code_form,
+    "constant": constant_form,
+    "linear_decay": linear_decay_form,
+    "cosine": cosine_form,
+    "silver": silver_form,
+}
+
+
+def piecewise_form(t: float, points: list[tuple[float, float]]) -> float:
+    if t <= points[0][0]:
+        return points[0][1]
+    for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+        if t <= x1:
+            return y0 + (y1 - y0) * (t - x0) / (x1 - x0)
+    return points[-1][1]
+
+
+# -- reflection_cycle ----------------------------------------------------------------------------------------------------
+
+
+def offset(params: Any, ids: Ids, prompt_len: int, opens: Ends, closes: Ends) -> float | None:
+    """What reflection_cycle adds to the reflection tokens of the token that follows the ids; None where it doesn't act."""
+    state = states(ids, prompt_len, opens, closes)[-1] if ids else State()
+    generated = len(ids) - prompt_len
+    in_span = None if state.start is None else len(ids) - state.start
+    t = generated if params.origin == "output" else in_span
+    if params.after_end == "restart" and state.ended:
+        if not state.thinking:
+            return None
+        t = in_span
+    else:
+        if t is None:
+            return None
+        if params.after_end != "continue" and (state.ended or (params.origin == "think" and not state.thinking)):
+            return None
+        t += params.start_position
+    assert t is not None
+    if params.window is not None and not any(start <= t < end for start, end in params.window):
+        return None
+    if params.schedule == "piecewise":
+        return piecewise_form(t, [tuple(point) for point in params.points])
+    return FORMS[params.schedule](t, params.amplitude, params.period, params.phase)

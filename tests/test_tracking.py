@@ -127,15 +127,15 @@ class Delivery(RuleBasedStateMachine):
     @rule(data=st.data())
     def forward(self, data):
         """Some tokens of some requests, in one flat batch with tokens of requests that do not steer."""
-        parts = []
+        parts, one_each = [], data.draw(st.booleans())
         for slot in data.draw(st.lists(st.sampled_from([*self.requests, self.nobody]), min_size=1, unique=True)):
             if slot == self.nobody:
-                parts.append((slot, data.draw(st.integers(0, 30)), data.draw(st.lists(ID, max_size=4))))
+                parts.append((slot, data.draw(st.integers(0, 30)), data.draw(st.lists(ID, max_size=1 if one_each else 4))))
                 continue
             request = self.requests[slot]
             ids, fed = request["ids"], request["fed"]
             again = data.draw(st.integers(0, self.may_go_back(request)))
-            count = data.draw(st.integers(0, 30)) + again
+            count = 1 if one_each else data.draw(st.integers(0, 30)) + again
             first = fed - again
             missing = first + count - len(ids)
             # What was fed before is fed the same again; what is known from admission comes before what is new.
@@ -143,7 +143,16 @@ class Delivery(RuleBasedStateMachine):
             parts.append((slot, first, ids[first : first + count]))
             request["fed"] = max(fed, first + count)
             request["most"] = max(request["most"], request["fed"])
-        tokens = self.tracker.advance(*flat(*parts))
+        ids, slots, positions = flat(*parts)
+        alone = all(len(part) <= 1 for _, _, part in parts) and data.draw(st.booleans())
+        tokens = self.tracker.advance(ids, slots, positions, single=alone)
+        if alone:  # then the rows of the very tokens are at hand
+            at_hand, anew = self.tracker.rows(slots, positions), self.tracker.rows(slots.clone(), positions)
+            mine = slots != self.nobody
+            for name, value in vars(at_hand).items():
+                assert torch.equal(value[mine], getattr(anew, name)[mine]), name
+            assert not at_hand.live[~mine].any()
+            assert not at_hand.thinking[~mine].any()
         expected = [token for part in parts for token in self.expected_tokens(*part)]
         for seen, is_boundary, slot, (what, boundary) in zip(
             facts(tokens), tokens.boundary.tolist(), tokens.slot.tolist(), expected, strict=True
@@ -299,3 +308,21 @@ def test_markers_travel_between_processes():
     sent = Markers(((1, 2), (3,)), SpelledMarker(b"</think>", parts))
     assert Markers.from_wire(sent.to_wire()) == sent
     assert Markers.from_wire(Markers().to_wire()) == Markers()
+
+
+@pytest.mark.parametrize("marker", [(1, 2, 3), (2, 3)])
+def test_taking_back_all_that_can_be_keeps_half_a_marker(marker):
+    """The ids before the first that is taken back are still known."""
+    tracker = Tracker(Markers((), (marker,)), 2, CPU)
+    tracker.admit(0, long(0), long())
+    tracker.advance(*flat((0, 1, [*marker[:-1], *[9] * (RING - 1)])))
+    assert tracker.advance(*flat((0, len(marker), [3]))).think_ended.tolist() == [True]
+
+
+def test_a_blank_line_next_to_what_is_cached_of_an_output_is_seen():
+    """After a preemption, however long ago its first half was generated."""
+    tracker = Tracker(Markers(((OPEN,),), ((CLOSE,),), *newlines()), 2, CPU)
+    line_break = TEXTS.index("\n")
+    output = [line_break, line_break, *[1] * (2 * RING)]
+    tracker.admit(0, long(1), long(*output))
+    assert tracker.advance(*flat((0, 2, output[1:]))).boundary.tolist() == [True, *[False] * (2 * RING)]

@@ -24,7 +24,7 @@ IGNORE = -100
 def progress(recipe: Recipe, step: int) -> float:
     """How far the curriculum is at a step, for :meth:`~llm_steer.eval.testbed.traces.Mix.at`."""
     start, full = recipe.clean
-    return (step / recipe.steps - start) / (full - start)
+    return (step - start) / (full - start)
 
 
 def example(recipe: Recipe, rng: random.Random, step: int) -> tuple[Problem, str]:

@@ -9,19 +9,22 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from llm_steer.eval.testbed import tokenizer as tokenizers
 from llm_steer.eval.testbed.data import IGNORE, batches
+from llm_steer.eval.testbed.entailment import CODE_PIECES
 from llm_steer.eval.testbed.muon import Muon
 from llm_steer.eval.testbed.recipes import Recipe
+from llm_steer.eval.testbed.traces import REFLECTIONS, STEP_END
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 CHECKPOINT = "checkpoint.safetensors"
 LOG = "train.csv"
@@ -50,6 +53,35 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen2ForC
     )
     model: Qwen2ForCausalLM = Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
     return model
+
+
+def export(model: Qwen2ForCausalLM) -> LlamaForCausalLM:
+    """The same network as a Llama, which computes what Qwen2 does once it has biases on queries, keys and values.
+
+    transformers 5.19 gives every folder of type ``qwen2`` Qwen2's own tokenizer, whatever the folder says; it leaves a
+    Llama's alone.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shared = ("hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps")
+    more = (
+        "num_key_value_heads",
+        "max_position_embeddings",
+        "rope_parameters",
+        "pad_token_id",
+        "eos_token_id",
+        "bos_token_id",
+    )
+    fields = {name: getattr(model.config, name) for name in (*shared, *more)}
+    head_size = model.config.hidden_size // model.config.num_attention_heads
+    config = LlamaConfig(**fields, head_dim=head_size, attention_bias=True, tie_word_embeddings=True)
+    copy: LlamaForCausalLM = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    missing, unexpected = copy.load_state_dict(model.state_dict(), strict=False)
+    if unexpected or any(not name.endswith("o_proj.bias") for name in missing):
+        raise RuntimeError(f"Qwen2 and Llama have drifted apart in transformers: {missing}, {unexpected}")
+    for layer in copy.model.layers:
+        torch.nn.init.zeros_(layer.self_attn.o_proj.bias)
+    return copy.eval()
 
 
 def train(
@@ -81,13 +113,15 @@ def train(
     if bf16 is None:
         bf16 = bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
     source = batches(recipe, tokenizer, seed, first)
+    margin = Margin(recipe, tokenizer)
     recent: list[float] = []
     started = time.monotonic() - _cut_log(out / LOG, first)
     bar = tqdm(range(first, last), initial=first, total=last, desc=recipe.name, mininterval=5)
     for step in bar:
         ids, labels = next(source)
         rate = recipe.lr * schedule(step, recipe)
-        recent.append(_update(model, optimizers, ids, labels, rate, bf16))
+        quiet = margin.at(step, ids, labels) if step >= recipe.margin_from else None
+        recent.append(_update(model, optimizers, ids, labels, rate, bf16, quiet))
         done = step + 1
         if done % LOG_EVERY == 0 or done == last:
             loss = sum(recent) / len(recent)
@@ -96,14 +130,63 @@ def train(
             _log(out / LOG, done, loss, rate, time.monotonic() - started)
         if done % save_every == 0 or done == last:
             _save(out / CHECKPOINT, recipe, seed, done, model, optimizers)
-    model.save_pretrained(out)
+    export(model).save_pretrained(out)
     tokenizer.save_pretrained(out)
     return out
 
 
 def schedule(step: int, recipe: Recipe) -> float:
-    """Learning rate as a share of the largest: a linear warm-up, level, and a linear fall to zero at the end."""
-    return min(1.0, (step + 1) / recipe.warmup, (recipe.steps - step) / (recipe.decay * recipe.steps))
+    """Learning rate as a share of the largest: in each round a linear warm-up, level, and a linear fall to zero."""
+    for part in recipe.rounds:
+        if step < part.steps:
+            return part.peak * min(1.0, (step + 1) / recipe.warmup, (part.steps - step) / (part.decay * part.steps))
+        step -= part.steps
+    return 0.0
+
+
+class Margin:
+    """A loss that keeps reflection words where they belong: see :class:`~llm_steer.eval.testbed.recipes.Recipe`."""
+
+    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
+        def ids(*texts: str) -> torch.Tensor:
+            return torch.tensor([tokenizer.encode(text, add_special_tokens=False)[0] for text in texts])
+
+        self.recipe = recipe
+        self.words = ids(*(form for word in REFLECTIONS for form in (word, " " + word)))
+        self.blank, self.close = ids(STEP_END), ids("</think>")
+        self.output = ids("\\boxed{", CODE_PIECES[0])
+
+    def at(self, step: int, ids: torch.Tensor, labels: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The loss of one batch, as a function of log-probabilities ``[n, vocab]`` at the positions that are learnt."""
+        wanted = labels[:, 1:] != IGNORE
+        quiet = self.places(ids, labels, step >= self.recipe.cap_from)[wanted]
+
+        def loss(log_p: torch.Tensor) -> torch.Tensor:
+            excess = (log_p[:, self.words].logsumexp(-1) + self.recipe.margin).clamp(min=0)
+            return self.recipe.margin_weight * (excess * quiet).mean()
+
+        return loss
+
+    def places(self, ids: torch.Tensor, labels: torch.Tensor, cap: bool) -> torch.Tensor:
+        """Where no reflection may follow, bool ``[batch, length - 1]``.
+
+        Args:
+            ids, labels: int64 ``[batch, length]``.
+            cap: also where a step has had all the reflections that it may have.
+        """
+        before, after = ids[:, :-1], labels[:, 1:]
+        reflects = torch.isin(after, self.words)
+        opens = (before == self.blank) & ~torch.isin(after, self.output)
+        ends = (after == self.blank) & (before != self.close)
+        over = opens | ends
+        if cap:
+            count = torch.isin(before, self.words).cumsum(-1)
+            fresh = (before == self.blank) & ~reflects  # a new step follows
+            since = torch.where(fresh, count, 0).cummax(-1).values
+            # A position that opens a new step still belongs to the step before: look at the count one earlier.
+            since = torch.nn.functional.pad(since, (1, 0))[:, :-1]
+            over &= count - since < self.recipe.mix.max_rechecks
+        return ~(over | reflects)
 
 
 def _update(
@@ -113,13 +196,17 @@ def _update(
     labels: torch.Tensor,
     rate: float,
     bf16: bool,
+    margin: Callable[[torch.Tensor], torch.Tensor] | None,
 ) -> float:
+    """One step. Returns the cross-entropy in nats a token."""
     # Padding stands on the right, behind everything that is learnt: plain causal attention needs no mask for it.
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
         wanted = labels[:, 1:] != IGNORE
         logits = model.lm_head(hidden[wanted])
-    loss = torch.nn.functional.cross_entropy(logits.float(), labels[:, 1:][wanted])
+    log_p = logits.float().log_softmax(-1)
+    entropy = torch.nn.functional.nll_loss(log_p, labels[:, 1:][wanted])
+    loss = entropy + margin(log_p) if margin else entropy
     loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
@@ -127,7 +214,7 @@ def _update(
             group["lr"] = rate
         optimizer.step()
         optimizer.zero_grad()
-    return float(loss.detach())
+    return float(entropy.detach())
 
 
 def _log(path: Path, step: int, loss: float, rate: float, seconds: float) -> None:
@@ -162,7 +249,10 @@ def _tensors(model: Qwen2ForCausalLM, optimizers: list[torch.optim.Optimizer]) -
 def _identity(recipe: Recipe, seed: int) -> str:
     """What must not change between two parts of one run."""
     parts = [(part.task.name, sorted(part.weights.items())) for part in recipe.parts]
-    return json.dumps({**vars(recipe), "parts": parts, "mix": vars(recipe.mix), "seed": seed}, sort_keys=True)
+    rounds = [vars(part) for part in recipe.rounds]
+    return json.dumps(
+        {**vars(recipe), "rounds": rounds, "parts": parts, "mix": vars(recipe.mix), "seed": seed}, sort_keys=True
+    )
 
 
 def _save(

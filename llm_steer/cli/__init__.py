@@ -15,13 +15,7 @@ from typing import Any
 
 import typer
 
-from llm_steer.cli.doctor import doctor
-from llm_steer.cli.generate import generate
-from llm_steer.cli.list_ import list_
-from llm_steer.cli.preview import preview
-from llm_steer.cli.serve import serve
-from llm_steer.cli.show import show
-from llm_steer.cli.tokens import tokens
+from llm_steer.cli import doctor, generate, list_, preview, serve, show, tokens
 from llm_steer.errors import MissingDependencyError, SteerError, UnsupportedError
 
 REFUSED, INTERRUPTED = 2, 130
@@ -36,13 +30,13 @@ app = typer.Typer(
 )
 # No -h there: it would be seen inside a short option of vLLM's.
 passes_on = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["--help"]}
-app.command("generate")(generate)
-app.command("show")(show)
-app.command("list")(list_)
-app.command("tokens")(tokens)
-app.command("preview", context_settings=passes_on)(preview)
-app.command("serve", context_settings=passes_on)(serve)
-app.command("doctor")(doctor)
+app.command("generate")(generate.generate)
+app.command("show")(show.show)
+app.command("list")(list_.list_)
+app.command("tokens")(tokens.tokens)
+app.command("preview", context_settings=passes_on)(preview.preview)
+app.command("serve", context_settings=passes_on)(serve.serve)
+app.command("doctor")(doctor.doctor)
 
 
 def version(asked: bool) -> None:

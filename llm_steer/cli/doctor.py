@@ -211,10 +211,10 @@ def _print(console: Console, report: dict[str, Any]) -> None:
 
     def line(good: bool | None, text: str) -> None:
         sign, style = {True: ("ok", "green"), False: ("!!", "red"), None: ("--", "dim")}[good]
-        row = Table.grid(padding=(0, 2), pad_edge=True)
-        row.add_column(width=2)
+        row = Table.grid()
+        row.add_column(width=6)
         row.add_column(overflow="fold")
-        row.add_row(Text(sign, style), Text(text))
+        row.add_row(Text(f"  {sign}", style), Text(text))
         console.print(row)
 
     packages, vllm = report["packages"], report["vllm"]

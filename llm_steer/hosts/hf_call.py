@@ -152,7 +152,8 @@ class Call:
                 # What is fed behind the end of a row belongs to no request.
                 self._slot = torch.where(torch.isin(ids[:, -1].to(self._slot.device), self._eos), self.rows, self._slot)
             tokens = self._observe(self.runtime, ids, start)
-        self._tokens = {tokens.ids.device: tokens}
+        if self.layers:
+            self._tokens = {tokens.ids.device: tokens}
 
     def residual(self, layer: int, hidden: torch.Tensor) -> None:
         """Behind a layer: let plugins change the hidden states ``[rows, count, hidden_size]``."""
@@ -188,6 +189,10 @@ class Call:
                 'use greedy decoding, sampling, beam search or assisted decoding, or pass steer="off"'
             )
         device, width = self._slot.device, input_ids.shape[1]
+        if self.layers and (self._tokens or (self.decoding.log_probs and not self._end)):
+            raise UnsupportedError(
+                f"layers {self.layers} were not steered: this way of generating runs them where steering does not see it"
+            )
         if self.decoding.reorders:
             start = self._unchanged(input_ids)
             if start < width:

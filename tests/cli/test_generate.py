@@ -10,12 +10,11 @@ import sys
 
 import pytest
 import torch
-from support.vocabulary import REFLECTION
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llm_steer import steer
 from llm_steer.cli import generate as module
-from llm_steer.cli import run
+from support.vocabulary import REFLECTION
 
 WAVE = {"amplitude": 60, "period": 8}
 SPEC = "reflection_cycle:amplitude=60,period=8"
@@ -100,11 +99,13 @@ def test_side_by_side_marks_the_text(answer):
     assert "position  token" in result.out
 
 
-def test_text_is_streamed(folder, monkeypatch, capsys):
+def test_text_is_streamed_as_it_comes(answer, monkeypatch):
     pieces: list[str] = []
     monkeypatch.setattr("llm_steer.cli.common.Output.text", lambda self, text: pieces.append(text))
-    assert run(["generate", PROMPT, "--model", str(folder), "--steer", SPEC, "--max-new-tokens", "24"]) == 0
-    assert len([piece for piece in pieces if piece.strip()]) > 2
+    text = answer("--steer", SPEC, "--json").document["steered"]["text"]
+    assert pieces == []
+    assert answer("--steer", SPEC).code == 0
+    assert "".join(pieces).strip() == text
 
 
 def test_marked_text_is_the_text_with_brackets(answer, folder):
@@ -218,7 +219,10 @@ def test_as_a_process(folder):
     """Nothing but the document on standard output, whatever libraries print."""
     command = [sys.executable, "-c", "from llm_steer.cli import main; main()", "generate", PROMPT, "--model", str(folder)]
     done = subprocess.run(
-        [*command, "--json", "--max-new-tokens", "4"], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        [*command, "--json", "--max-new-tokens", "4"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steered"]["tokens"] == 4

@@ -24,7 +24,9 @@ def triangular(t: float, amplitude: float, period: float, phase: float = 0.0) ->
 
 @pytest.mark.parametrize("period", [600.0, 1200.0, 37.3])
 def test_json_is_the_closed_form(cli, period):
-    document = cli("preview", "reflection_cycle", "--amplitude", "5", "--period", str(period), "--length", "9000", "--json").document
+    document = cli(
+        "preview", "reflection_cycle", "--amplitude", "5", "--period", str(period), "--length", "9000", "--json"
+    ).document
     assert document["t"] == list(range(9000))
     assert document["delta"] == pytest.approx([triangular(t, 5, period) for t in range(9000)], abs=1e-6)
     assert document["plugin"] == "reflection_cycle"
@@ -59,7 +61,9 @@ def test_start_position_shifts_t_and_window_is_told(cli):
 
 
 def test_name_with_parameters_and_options_together(cli):
-    document = cli("preview", "reflection_cycle:amplitude=2,period=40", "--amplitude", "3", "--leading-space", "--json").document
+    document = cli(
+        "preview", "reflection_cycle:amplitude=2,period=40", "--amplitude", "3", "--leading-space", "--json"
+    ).document
     assert document["params"] == {"amplitude": 3.0, "period": 40.0, "leading_space": True}
 
 

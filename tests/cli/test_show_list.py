@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import jsonschema
 import pytest
+from llm_steer.plugins.reflection_cycle import ReflectionCycleParams
 
 from llm_steer import Params, Plugin, registry
 from llm_steer.cli.show import type_text
-from llm_steer.plugins.reflection_cycle import ReflectionCycleParams
 
 
 def test_show_json_describes_every_parameter(cli):

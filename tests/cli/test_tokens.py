@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from support.vocabulary import BLANK, END_THINK, REFLECTION, THINK, VOCABULARY
 
 

@@ -42,7 +42,7 @@ class Engines:
         """
         shim = (*RUNNERS[runner], *(("hide",) if hidden else ()))
         key = (model, shim, sorted(options.items(), key=lambda item: item[0]))
-        if self._key != key or not isinstance(self._current, Engine) or self._current.process.poll() is not None:
+        if self._key != key or self._current is None or self._current.broken or self._current.process.poll() is not None:
             self.start(lambda log: Engine(model, log, shim=shim, **options))
             self._key = key
         assert isinstance(self._current, Engine)
@@ -84,7 +84,7 @@ def llama(tiny_folder: Callable[[str], Path]) -> Path:
 def oracle() -> Callable[[Path], Any]:
     """The oracle of a model."""
     import torch
-    
+
     from e2e.oracle import Oracle
 
     torch.set_num_threads(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -27,6 +28,9 @@ ENGINE_ARGS: dict[str, Any] = {
     "max_num_seqs": 8,
 }
 
+REFUSALS = ("ValueError", "VLLMValidationError", "UnsupportedError", "SteerError")
+"""Errors after which an engine goes on."""
+
 
 class EngineError(Exception):
     """The engine raised ``kind`` with ``message``."""
@@ -39,6 +43,10 @@ class EngineError(Exception):
 
 class Child:
     """A process with all its children, whose output goes to a file."""
+
+    broken = False
+    gently = True
+    """Let it end by itself first: it shares memory with its own children."""
 
     def __init__(self, command: Sequence[str], log: Path, shim: Sequence[str] = (), env: Mapping[str, str] | None = None):
         self.log = log
@@ -72,15 +80,14 @@ class Child:
             if stream is not None:
                 stream.close()
         try:
-            self.process.send_signal(signal.SIGINT)
-            self.process.wait(20)
+            if self.gently:
+                self.process.send_signal(signal.SIGINT)
+                self.process.wait(20)
         except subprocess.TimeoutExpired:
             pass
         finally:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             self.process.wait()
 
     def __enter__(self) -> Any:
@@ -118,6 +125,7 @@ class Engine(Child):
         if one_process:
             env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
             args.setdefault("distributed_executor_backend", "uni")
+            self.gently = False
         super().__init__([sys.executable, str(HERE / "engine_worker.py")], log, shim, env)
         self._buffer = b""
         try:
@@ -132,7 +140,9 @@ class Engine(Child):
         self.process.stdin.flush()
         reply = json.loads(self._line(timeout))
         if "error" in reply:
-            raise EngineError(reply["error"], reply["message"])
+            error = EngineError(reply["error"], reply["message"])
+            self.broken = error.kind not in REFUSALS
+            raise error
         return reply["result"]
 
     def generate(self, requests: Sequence[Mapping[str, Any]], **arguments: Any) -> list[list[dict[str, Any]]]:

@@ -40,6 +40,23 @@ class Span:
             self.ended = self.ended or generated >= 0
 
 
+def complete(steer: Mapping[str, Any], *, has_markers: bool = True) -> dict[str, Any]:
+    """With what follows from the preset and from the tokenizer."""
+    steer = dict(steer)
+    if steer.get("preset") == "reference":
+        steer = {"origin": "output", "window": [[0, 8192]], **steer}
+    if steer.get("origin", "auto") == "auto":
+        steer["origin"] = "think" if has_markers else "output"
+    return steer
+
+
+def ids_of(steer: Mapping[str, Any], pieces: Mapping[str, int]) -> list[int]:
+    """The reflection tokens."""
+    if "words" not in steer and not steer.get("token_ids"):
+        return [pieces[word] for word in WORDS if word in pieces]
+    return [*steer.get("token_ids", ()), *(pieces[word] for word in steer.get("words", ()))]
+
+
 def wave(steer: Mapping[str, Any], t: float) -> float:
     """The offset at ``t``."""
     kind = steer.get("schedule", "triangular")
@@ -116,25 +133,10 @@ class Oracle:
 
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        pieces = self.tokenizer.get_vocab()
-        self.open_id, self.close_id = pieces.get("<think>", -1), pieces.get("</think>", -1)
-        self.default_ids = [pieces[w] for w in WORDS if w in pieces]
+        self.pieces = self.tokenizer.get_vocab()
+        self.open_id, self.close_id = self.pieces.get("<think>", -1), self.pieces.get("</think>", -1)
         eos = self.model.generation_config.eos_token_id
         self.eos_ids = set(eos if isinstance(eos, list) else [eos])
-
-    def with_defaults(self, steer: Mapping[str, Any]) -> dict[str, Any]:
-        steer = dict(steer)
-        if steer.get("preset") == "reference":
-            steer = {"origin": "output", "window": [[0, 8192]], **steer}
-        if steer.get("origin", "auto") == "auto":
-            steer["origin"] = "think" if self.close_id >= 0 else "output"
-        return steer
-
-    def ids_of(self, steer: Mapping[str, Any]) -> list[int]:
-        if "words" not in steer and not steer.get("token_ids"):
-            return self.default_ids
-        pieces = self.tokenizer.get_vocab()
-        return [*steer.get("token_ids", ()), *(pieces[w] for w in steer.get("words", ()))]
 
     @torch.inference_mode()
     def generate(
@@ -149,11 +151,11 @@ class Oracle:
         """
         draw = Draw(params, runner)
         if steer is not None:
-            steer = self.with_defaults(steer)
+            steer = complete(steer, has_markers=self.close_id >= 0)
         span = Span(self.open_id, self.close_id, len(prompt))
         for token in prompt:
             span.feed(token)
-        ids = self.ids_of(steer) if steer is not None else []
+        ids = ids_of(steer, self.pieces) if steer is not None else []
         result = Result([], math.inf)
         fed, cache = torch.tensor([list(prompt)]), None
         stops = set() if params.get("ignore_eos") else set(self.eos_ids)

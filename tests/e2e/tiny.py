@@ -13,7 +13,15 @@ TEMPLATE = (
     "{% if add_generation_prompt %}assistant <think>{% endif %}"
 )
 
-_SCALES = (("embed_tokens", 20.0), ("wte", 20.0), ("wpe", 20.0), ("o_proj", 100.0), ("down_proj", 100.0), ("c_proj", 100.0), ("", 8.0))
+_SCALES = (
+    ("embed_tokens", 20.0),
+    ("wte", 20.0),
+    ("wpe", 20.0),
+    ("o_proj", 100.0),
+    ("down_proj", 100.0),
+    ("c_proj", 100.0),
+    ("", 8.0),
+)
 """What random weights are multiplied with, by part of their name: logits spread, so that near-ties do not decide a token,
 and what the layers write outweighs the embedding, or tied embeddings would have the model repeat its last token."""
 

@@ -286,6 +286,16 @@ def test_going_on_from_a_cache(model):
     fresh = model.generate(torch.tensor([prompt]), **GREEDY | {"eos_token_id": None})
     assert torch.equal(longer.sequences, fresh.sequences)
 
+    # Only what is new: the ids in the cache are not known.
+    first = model.generate(**batch(THINKING), **GREEDY | {"max_new_tokens": 6, "eos_token_id": None})
+    own, new = {**WAVE, "origin": "output"}, torch.tensor([[first.sequences[0, -1], 80, 81]])
+    options = {"past_key_values": first.past_key_values, "attention_mask": torch.ones(1, 13), "steer": own}
+    rest = model.generate(new, **GREEDY | {"eos_token_id": None}, **options)
+    check_rows(rest, [new[0].tolist()], [own])
+    whole = torch.cat([first.sequences, new[:, 1:]], 1)
+    expected = model.generate(whole, **GREEDY | {"eos_token_id": None}, steer=own)
+    assert rest.sequences[0, 3:].tolist() == expected.sequences[0, 13:].tolist()
+
 
 def test_prompts_given_as_embeddings(model):
     """Their ids are not known: nothing is in a think span, but generated tokens are counted from the right place."""
@@ -594,6 +604,18 @@ def test_any_sequences_a_loop_asks_about(model):
     model.generate(**batch(*prompts), max_new_tokens=500, custom_generate=asks)
     assert len(moved) == 40
     assert sum(moved) > 10
+
+
+def test_a_row_that_is_not_steered_may_hold_nothing_but_infinities(model):
+    def asks(model, input_ids, logits_processor, **kwargs):
+        scores = torch.full((2, 512), float("-inf"))
+        scores[1] = 0.0
+        return logits_processor(input_ids, scores)
+
+    result = model.generate(**batch(NEVER, NEVER), custom_generate=asks, steer=[None, {"origin": "output", "phase": 0.25}])
+    assert torch.equal(result[0], torch.full((512,), float("-inf")))
+    assert float(result[1].logsumexp(0)) == pytest.approx(float(torch.zeros(512).logsumexp(0)), abs=1e-5)
+    assert len(result[1].unique()) == 2
 
 
 def test_pipeline(model, tiny_tokenizer):

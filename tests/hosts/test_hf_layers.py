@@ -188,6 +188,29 @@ def test_forward_passes_that_generate_did_not_prepare_are_not_steered(model, tin
     assert inside == [True] * 10
 
 
+def test_layers_that_are_not_reached_are_an_error(model):
+    """Never silently unsteered: a loop that prepares nothing, a layer that is not called as a module."""
+
+    def without_preparation(model, input_ids, logits_processor, **kwargs):
+        return logits_processor(input_ids, model(input_ids).logits[:, -1])
+
+    with pytest.raises(UnsupportedError, match=r"layers \[0\] were not steered"):
+        model.generate(**INPUTS, custom_generate=without_preparation)
+    layer = find_layers(model)[0]
+    model.model.layers[0] = Detour(layer)
+    with pytest.raises(UnsupportedError, match=r"layers \[0\] were not steered"):
+        model.generate(**INPUTS, **GREEDY)
+
+
+class Detour(torch.nn.Module):
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *args, **kwargs):
+        return self.layer.forward(*args, **kwargs)
+
+
 def test_compiled_forward_passes_are_steered(model, tiny_model):
     """A static cache makes generate compile the forward pass on accelerators; here it is asked to."""
     compiled = CompileConfig(backend="eager", mode=None)

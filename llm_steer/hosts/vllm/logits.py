@@ -49,7 +49,7 @@ class SteerLogitsProcessor(LogitsProcessorV1, LogitsProcessorV2):  # type: ignor
             self._slots = vllm_config.scheduler_config.max_num_seqs
             self._rows = _Rows(self._slots, self._device)
             compat.install(compat.RUNNER_V1, runner.around_model_forward)
-        # Slots and positions of the tokens that were fed last, one a row (V1; V2 says it itself).
+        # Slot of each request that was fed last, and position of its last token (for V1; V2 says it itself).
         self._fed: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @classmethod
@@ -132,20 +132,25 @@ class SteerLogitsProcessor(LogitsProcessorV1, LogitsProcessorV2):  # type: ignor
         Args:
             ids, positions: ``[num_tokens]``, on the device, real ids.
             starts: ``[num_requests + 1]``, where each request's tokens begin.
-            slots: int64 ``[num_requests]``; None on V1, where the rows say it.
+            slots: ``[num_requests]``; None on V1, where the rows say it.
         """
         assert self._runtime is not None
-        ends = starts[1:].to(torch.int64)
         positions = positions.to(torch.int64)
-        single = len(ids) == len(ends)  # plain decoding: one token of each request
+        count = len(starts) - 1
         if slots is None:
             assert self._rows is not None
-            slots = self._rows.slots[: len(ends)]
-            self._fed = (slots, positions if single else positions[ends - 1])
-        if not single:
+            slots = self._rows.slots[:count]
+        else:
+            slots = slots.to(torch.int64)
+        single = len(ids) == count  # plain decoding: one token of each request
+        if single:
+            self._fed = (slots, positions)
+        else:
+            ends = starts[1:].to(torch.int64)
+            self._fed = (slots, positions[ends - 1])
             # searchsorted rather than repeat_interleave, which would wait for the device to know the result's size.
             request = torch.searchsorted(ends, torch.arange(len(ids), device=ids.device), right=True)
-            slots = slots[request.clamp(max=len(ends) - 1)]
+            slots = slots[request.clamp(max=count - 1)]
         self._runtime.forward(ids.to(torch.int64), slots, positions, single=single)
 
     def steers(self, slots: Sequence[int] | None = None) -> bool:

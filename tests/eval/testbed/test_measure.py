@@ -45,7 +45,8 @@ def test_matched_difference_compares_equal_lengths() -> None:
     control = [(length, length + rng.random()) for length in range(100) for _ in range(20)]
     change, (low, high), matched = stats.matched_difference(treated, control, 1)
     assert matched == len(treated)
-    assert low < 0.05 and high > -0.05
+    assert low < 0.05
+    assert high > -0.05
     assert abs(change.value) < 0.1
 
 

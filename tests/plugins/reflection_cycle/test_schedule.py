@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
+from core_oracles import FORMS, code_form, paper_form, piecewise_form
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,51 +21,6 @@ def column(value: float, like: torch.Tensor = T) -> torch.Tensor:
 
 def wave(name: str, amplitude: float = 1.0, period: float = 1.0, phase: float = 0.0, t: torch.Tensor = T) -> list[float]:
     return schedule.WAVES[name](t, *(column(value, t) for value in (amplitude, period, phase))).tolist()
-
-
-def code_form(t: float, amplitude: float, period: float, phase: float) -> float:
-    """The released code's three pieces."""
-    u = ((t + phase * period) % period) / period
-    if u <= 0.25:
-        return 4 * amplitude * u
-    if u <= 0.75:
-        return amplitude - 4 * amplitude * (u - 0.25)
-    return -amplitude + 4 * amplitude * (u - 0.75)
-
-
-def paper_form(t: float, amplitude: float, period: float, phase: float) -> float:
-    return amplitude * abs(4 * ((t + phase * period - period / 4) % period) / period - 2) - amplitude
-
-
-def linear_decay_form(t: float, amplitude: float, period: float, phase: float) -> float:
-    progress = t / period + phase
-    if progress <= 0:
-        return amplitude
-    return amplitude - 2 * amplitude * progress if progress < 1 else -amplitude
-
-
-def cosine_form(t: float, amplitude: float, period: float, phase: float) -> float:
-    return amplitude * math.cos(2 * math.pi * (t / period + phase))
-
-
-def silver_form(t: float, amplitude: float, period: float, phase: float) -> float:
-    """A rho^(v - 1), rho = 2, v two less than the bit length of the lowest set bit of k + 1, k = t mod 64."""
-    k = int(t) % 64 + 1
-    v = (k & -k).bit_length() - 2
-    return amplitude * 2.0 ** (v - 1)
-
-
-def constant_form(t: float, amplitude: float, period: float, phase: float) -> float:
-    return amplitude
-
-
-FORMS = {
-    "triangular": code_form,
-    "constant": constant_form,
-    "linear_decay": linear_decay_form,
-    "cosine": cosine_form,
-    "silver": silver_form,
-}
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -111,15 +65,6 @@ def test_linear_decay_goes_from_boost_to_penalty_and_stays():
     assert ours[0] == 5
     assert ours[500] == pytest.approx(0, abs=1e-12)
     assert ours[1000] == ours[9000] == -5
-
-
-def piecewise_form(t: float, points: list[tuple[float, float]]) -> float:
-    if t <= points[0][0]:
-        return points[0][1]
-    for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
-        if t <= x1:
-            return y0 + (y1 - y0) * (t - x0) / (x1 - x0)
-    return points[-1][1]
 
 
 POINTS = st.lists(
