@@ -165,6 +165,8 @@ def build(plugin: type[Plugin[Any]], fields: Mapping[Any, Any], prefix: str = ""
     for key, value in fields.items():
         if not isinstance(key, str):
             raise SteerError(f"{prefix}{key!r}", value, f"a parameter of {plugin.name}, by its name")
+        if any("\ud800" <= character <= "\udfff" for character in key):  # which pydantic cannot take
+            raise SteerError(f"{prefix}{key}", value, _a_parameter(plugin, key))
     try:
         return plugin.Params(**fields)
     except ValidationError as error:
@@ -241,6 +243,11 @@ def _a_plugin(*, or_off: bool = False) -> str:
     return f"one of {', '.join(registry.names())}" + (f", or {OFF}" if or_off else "")
 
 
+def _a_parameter(plugin: type[Plugin[Any]], unknown: str) -> str:
+    fields = plugin.Params.model_fields
+    return f"a parameter of {plugin.name}: {', '.join(fields)}{did_you_mean(unknown, fields)}"
+
+
 def _refuse_beside(fields: Mapping[str, Any], prefix: str, valid: str) -> None:
     for name, value in fields.items():
         raise SteerError(f"{prefix}{name}", value, valid)
@@ -270,9 +277,7 @@ def _explain(plugin: type[Plugin[Any]], error: ValidationError, given: Mapping[s
     path, first = max(alternatives, key=lambda alternative: len(alternative[0]))
     name = prefix + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
     if first["type"] == "extra_forbidden":
-        fields = plugin.Params.model_fields
-        valid = f"a parameter of {plugin.name}: {', '.join(fields)}{did_you_mean(str(path[-1]), fields)}"
-        return SteerError(name, first["input"], valid)
+        return SteerError(name, first["input"], _a_parameter(plugin, str(path[-1])))
     phrases = dict.fromkeys(_phrase(p) for where, p in alternatives if where == path)
     return SteerError(name, first["input"], " or ".join(phrases))
 
@@ -303,5 +308,6 @@ def _phrase(problem: Mapping[str, Any]) -> str:
         return message.removeprefix("Input should be ")
     if size := re.fullmatch(r"(\w+) should have (at (?:least|most) \d+ \w+)(?: after validation)?(?:, not (\d+))?", message):
         kind, bound, actual = size.groups()
-        return f"a {kind.lower()} of {bound}" + (f", not {actual}" if actual else "")
+        kind = type(problem["input"]).__name__ if kind == "Value" else kind.lower()
+        return f"a {kind} of {bound}" + (f", not {actual}" if actual else "")
     return {"missing": "given"}.get(problem["type"], f"valid ({message})")

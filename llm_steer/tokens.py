@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -62,7 +62,8 @@ class Vocabulary:
     @cached_property
     def _keys(self) -> dict[str | bytes, int]:
         """The tokenizer's own table; some over tiktoken's files have bytes for keys."""
-        return {**self.tokenizer.get_vocab()}
+        keys: Mapping[Any, int] = self.tokenizer.get_vocab()
+        return dict(keys)
 
     def words(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -125,7 +126,7 @@ FORMS = {
 def piecewise_form(t: float, points: list[tuple[float, float]]) -> float:
     if t <= points[0][0]:
         return points[0][1]
-    for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+    for (x0, y0), (x1, y1) in pairwise(points):
         if t <= x1:
             return y0 + (y1 - y0) * (t - x0) / (x1 - x0)
     return points[-1][1]

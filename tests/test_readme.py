@@ -65,7 +65,7 @@ def test_commands_parse(line):
             if index is not None:
                 parse_option(arguments[index + 1])
         case ["pip", "install", *packages]:
-            for extras in re.findall(r"llm-steer-plugin\[([\w,-]+)\]", " ".join(packages)):
+            for extras in re.findall(r"(?:llm-steer-plugin|\.)\[([\w,-]+)\]", " ".join(packages)):
                 declared = (ROOT / "pyproject.toml").read_text()
                 assert all(re.search(rf"^{extra} = \[", declared, re.M) for extra in extras.split(","))
         case ["curl", *arguments]:

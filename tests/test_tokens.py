@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-import core_tokenizers
 import pytest
 import torch
-from core_oracles import CPU, facts, long, spelled, states, token_of
-from core_tokenizers import MARKERS, WORDS
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import core_tokenizers
+from core_oracles import CPU, facts, long, spelled, states, token_of
+from core_tokenizers import MARKERS, WORDS
 from llm_steer import SteerError
 from llm_steer.tokens import Vocabulary
 from llm_steer.tracking import SpelledMarker, Tracker
@@ -165,7 +165,9 @@ def test_a_word_needs_a_visible_character(word):
 def test_ids_beyond_the_logits_are_refused():
     vocabulary = vocabulary_of("byte_level", size=300)
     beyond = max(vocabulary.pieces.values())
-    with pytest.raises(SteerError, match=rf"^ids: got {beyond}; must be a token id between 0 and 299, the width of the logits"):
+    with pytest.raises(
+        SteerError, match=rf"^ids: got {beyond}; must be a token id between 0 and 299, the width of the logits"
+    ):
         vocabulary.check_ids([1, beyond], "ids")
     with pytest.raises(SteerError, match=r"got -1;"):
         vocabulary.check_ids([-1], "ids")
@@ -209,7 +211,27 @@ def check_against_the_text(vocabulary: Vocabulary, ids: list[int], prompt_len: i
     assert follow(vocabulary, ids, prompt_len) == expected, text_of(ids)
 
 
-SNIPPETS = [*MARKERS, *MARKERS, "\n", "\n\n", " ", ".", "(", ")", '"', ">", "<", "</", "/", "think", "th", "a", "x>", "Wait", "4"]
+SNIPPETS = [
+    *MARKERS,
+    *MARKERS,
+    "\n",
+    "\n\n",
+    " ",
+    ".",
+    "(",
+    ")",
+    '"',
+    ">",
+    "<",
+    "</",
+    "/",
+    "think",
+    "th",
+    "a",
+    "x>",
+    "Wait",
+    "4",
+]
 TEXT = st.lists(st.sampled_from(SNIPPETS), min_size=1, max_size=9).map("".join)
 
 

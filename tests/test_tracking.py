@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from core_oracles import CPU, State, facts, long, one_of, row_of, spelled, states, token_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from core_oracles import CPU, State, facts, long, one_of, row_of, spelled, states, token_of
 from llm_steer import tracking
 from llm_steer.plugin import Rows
 from llm_steer.tracking import RING, Markers, SpelledMarker, Tracker, sampled_from

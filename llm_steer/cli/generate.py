@@ -98,6 +98,8 @@ def generate(
         show = None if compare or json else out.text
         if show:
             _head(out, engine, text, spec)
+        if compare and not json:
+            note(f"Generating twice, up to {max_new_tokens} tokens each")
         plain = engine.run(ids, (), settings) if compare else None
         if plain:
             plain = replace(plain, marks=engine.marks(plain, ids, spec))

@@ -42,7 +42,7 @@ def show(
 
         console = out.console
         console.print(Text(plugin.name, "bold"), Text(plugin.summary), sep="  ")
-        console.print(Text("\n" + plain(documentation)))
+        console.print(Text("\n" + plain(paragraphs(documentation))))
         if plugin.feedback:
             console.print("\nDepends on what the model computes: refused with beam search and speculative decoding.")
         table = Table(box=None, pad_edge=False, header_style="bold", title=None, row_styles=["", "on grey7"])
@@ -127,6 +127,12 @@ def _number(value: float) -> str:
 def _example(parameters: list[dict[str, Any]]) -> str:
     numeric = [row for row in parameters if isinstance(row["default"], int | float) and not isinstance(row["default"], bool)]
     return ",".join(f"{row['name']}={row['default']:g}" for row in numeric[:2])
+
+
+def paragraphs(documentation: str) -> str:
+    """Documentation with each paragraph on one line, for the terminal to break; indented parts stay as they are."""
+    parts = documentation.split("\n\n")
+    return "\n\n".join(part if "\n " in f"\n{part}" else " ".join(part.splitlines()) for part in parts)
 
 
 def plain(documentation: str) -> str:

@@ -157,7 +157,7 @@ class Call:
 
     def residual(self, layer: int, hidden: torch.Tensor) -> None:
         """Behind a layer: let plugins change the hidden states ``[rows, count, hidden_size]``."""
-        if self.runtime is None or layer not in self.layers or not self._tokens:
+        if self.runtime is None or not self._tokens:
             return
         tokens = self._tokens.get(hidden.device)
         if tokens is None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,7 +19,7 @@ from typing import Any
 HERE = Path(__file__).parent
 SHIM = HERE / "v2shim"
 
-RUNNERS: dict[str, tuple[str, ...]] = {"v1": (), "v1-async": ("async",), "v2": ("v2",)}
+RUNNERS: dict[str, tuple[str, ...]] = {"v1": (), "v1-async": ("async",), "v2": ("v2", "async")}
 """What the shim changes for each of the ways in which vLLM runs a model."""
 
 ENGINE_ARGS: dict[str, Any] = {
@@ -168,3 +170,78 @@ class Engine(Child):
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
+
+
+class Server(Child):
+    """vLLM's OpenAI server, by the command that a user types.
+
+    Args:
+        model: folder of the model.
+        log: file for its output.
+        arguments: of the command line, beside those that every test needs.
+        key: API key.
+    """
+
+    def __init__(self, model: Path | str, log: Path, *arguments: str, key: str | None = None) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.key = key
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *arguments]
+        command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port), "--enforce-eager"]
+        command += ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "8", "--seed", "0"]
+        command += ["--api-key", key] if key else []
+        super().__init__(command, log)
+        try:
+            self._wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait(self, timeout: float = 400) -> None:
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise EngineError("Died", f"exit status {self.process.returncode}; its log ends:\n{self.tail()}")
+            with contextlib.suppress(OSError):
+                if self.request("GET", "/health")[0] == 200:
+                    return
+            time.sleep(0.3)
+        raise TimeoutError(f"not there in {timeout} s; its log ends:\n{self.tail()}")
+
+    def request(
+        self, method: str, path: str, body: Any = None, *, key: str | None = "", timeout: float = 120
+    ) -> tuple[int, Any]:
+        """Status and answer: JSON, or text where it is none.
+
+        Args:
+            body: JSON, or the text of it.
+            key: another API key than the server's; None for no key.
+        """
+        with contextlib.closing(self.open(method, path, body, key=key, timeout=timeout)) as connection:
+            response = connection.getresponse()
+            text = response.read().decode(errors="replace")
+        try:
+            return response.status, json.loads(text)
+        except ValueError:
+            return response.status, text
+
+    def open(
+        self, method: str, path: str, body: Any = None, *, key: str | None = "", timeout: float = 120
+    ) -> http.client.HTTPConnection:
+        """A connection whose request is sent; for answers that are read in part."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        data = body if isinstance(body, str | bytes | None) else json.dumps(body)
+        key = self.key if key == "" else key
+        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+        connection.request(method, path, data, headers)
+        return connection
+
+    def events(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """The events of a stream, the end mark as ``"[DONE]"``."""
+        with contextlib.closing(self.open("POST", path, {**body, "stream": True})) as connection:
+            response = connection.getresponse()
+            text = response.read().decode()
+        assert response.status == 200, text
+        found = [block.removeprefix("data: ") for block in text.split("\n\n") if block]
+        return [e if e == "[DONE]" else json.loads(e) for e in found]

@@ -6,7 +6,7 @@ Nothing here imports llm_steer. Draws are vLLM's own, so that sampled tokens can
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,17 +90,17 @@ def offset(steer: Mapping[str, Any], span: Span, count: int) -> float | None:
     origin, after = steer["origin"], steer.get("after_end", "off")
     if span.ended and after == "off":
         return None
-    if origin == "think":
-        if span.start is None or (not span.inside and after != "continue"):
-            return None
-        t = count - span.start
-    elif span.ended and after == "restart":
+    begun = steer.get("start_position", 0)
+    if span.ended and after == "restart":
         if not span.inside or span.start is None:
             return None
         t = count - span.start
+    elif origin == "think":
+        if span.start is None or (not span.inside and after != "continue"):
+            return None
+        t = count - span.start + begun
     else:
-        t = count
-    t += steer.get("start_position", 0)
+        t = count + begun
     window = steer.get("window")
     if window and not any(start <= t < end for start, end in window):
         return None
@@ -140,7 +140,12 @@ class Oracle:
 
     @torch.inference_mode()
     def generate(
-        self, prompt: Sequence[int], params: Mapping[str, Any], steer: Mapping[str, Any] | None, runner: str = "v1"
+        self,
+        prompt: Sequence[int],
+        params: Mapping[str, Any],
+        steer: Mapping[str, Any] | None,
+        runner: str = "v1",
+        change: Callable[[torch.Tensor, list[int]], None] | None = None,
     ) -> Result:
         """One output.
 
@@ -148,6 +153,7 @@ class Oracle:
             params: the fields of vLLM's ``SamplingParams``.
             steer: parameters of reflection_cycle, or None.
             runner: whose seeded draw to make.
+            change: what another method does to the logits, in place, after so many generated tokens.
         """
         draw = Draw(params, runner)
         if steer is not None:
@@ -173,6 +179,8 @@ class Oracle:
                 mask = torch.full_like(logits, -math.inf)
                 mask[params["allowed_token_ids"]] = 0
                 logits = logits + mask
+            if change is not None:
+                change(logits, result.token_ids)
             delta = offset(steer, span, count) if steer is not None else None
             if delta is not None:
                 logits[sorted(set(ids))] += delta

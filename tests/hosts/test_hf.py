@@ -673,8 +673,9 @@ def test_guidance_is_followed_by_the_wave(model):
 # -- traces --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("pad", [PAD, 20], ids=["pad", "end token as pad"])
 @pytest.mark.parametrize("eos", [20, [20, 21], torch.tensor([21, 20])], ids=["int", "list", "tensor"])
-def test_traces_end_with_the_first_end_token(eos, model):
+def test_traces_end_with_the_first_end_token(eos, pad, model):
     class EndAt(LogitsProcessor):
         def __call__(self, input_ids, scores):
             scores = scores.clone()
@@ -683,9 +684,8 @@ def test_traces_end_with_the_first_end_token(eos, model):
                 scores[row // 2, 20] = 1e7
             return scores
 
-    model.generate(
-        **batch(THINKING, DONE, THINKING), max_new_tokens=9, do_sample=False, eos_token_id=eos, logits_processor=[EndAt()]
-    )
+    options = {"max_new_tokens": 9, "do_sample": False, "eos_token_id": eos, "pad_token_id": pad}
+    model.generate(**batch(THINKING, DONE, THINKING), **options, logits_processor=[EndAt()])
     assert [trace["tokens"] for trace in model.steering.traces] == [1, 3, 9]
     assert [trace["think_tokens"] for trace in model.steering.traces] == [1, 0, 9]
 

@@ -30,6 +30,7 @@ class Recorder(Plugin[RecorderParams]):
         self.admitted.append((slot, params and params.mark, prompt_ids.tolist()))
 
     def step(self, tokens):
+        assert tokens.position.min() >= 0  # padding, too, has a position that a table can be read at
         nobody = self.context.nobody
         self.passes.append(
             [

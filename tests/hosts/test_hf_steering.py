@@ -7,6 +7,7 @@ import inspect
 import logging
 import pickle
 import threading
+import types
 
 import pytest
 import torch
@@ -157,6 +158,23 @@ def test_a_deep_copy_is_steered_on_its_own(method, tiny_model, tiny_tokenizer, r
     expected = steer(other, method, tokenizer=tiny_tokenizer).generate(PROMPT, **GREEDY)
     assert torch.equal(twin.generate(PROMPT, **GREEDY), expected)
     assert torch.equal(unsteer(twin).generate(PROMPT, **GREEDY), unsteer(other).generate(PROMPT, **GREEDY))
+    assert not twin.model.layers[0]._forward_hooks
+
+
+def test_a_deep_copy_calls_the_methods_that_it_has_of_its_own(tiny_model, tiny_tokenizer):
+    model, callers = tiny_model(), []
+
+    def own(self, *args, **kwargs):
+        callers.append(self)
+        return type(self).generate(self, *args, **kwargs)
+
+    model.generate = types.MethodType(own, model)
+    twin = copy.deepcopy(steer(model, "reflection_cycle", tokenizer=tiny_tokenizer))
+    twin.generate(PROMPT, **GREEDY)
+    unsteer(twin).generate(PROMPT, **GREEDY)
+    assert callers == [twin, twin]
+    model.generate(PROMPT, **GREEDY)
+    assert callers[2] is model
 
 
 def test_pickling_is_refused(model):

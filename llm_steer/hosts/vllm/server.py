@@ -22,10 +22,10 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 TOP_LEVEL = ("extra_args",)
-_SUSPECTS = (b"steer", b"extra_args", b"use_beam_search", b"\\u")
+_SUSPECTS = re.compile(rb"steer|extra_args|use_beam_search|\\u", re.IGNORECASE)
 _MISPLACED = "left out of the body's top level, where vLLM drops it: put it inside vllm_xargs"
-DONE = b"data: [DONE]"
 _EVENT = re.compile(rb"^data: (\{.*\})$", re.MULTILINE)
+_DONE = re.compile(rb"^data: \[DONE\]\r?$", re.MULTILINE)
 
 
 class SteerMiddleware:
@@ -44,7 +44,7 @@ class SteerMiddleware:
         if scope["method"] == "POST" and _is_json(scope["headers"]):
             body, receive = await _read(receive)
             try:
-                if any(suspect in body for suspect in _SUSPECTS):
+                if _SUSPECTS.search(body):
                     _check_body(body)
             except (SteerError, UnsupportedError) as error:
                 parameter = error.field if isinstance(error, SteerError) else spec.PREFIX
@@ -82,19 +82,26 @@ class _Tracing:
             await self._send({**self._start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
             message = {**message, "body": body}
         elif message["type"] == "http.response.body" and self._choices:
-            message = {**message, "body": self._with_event(message.get("body", b""))}
+            body = self._with_event(message.get("body", b""), message.get("more_body", False))
+            message = {**message, "body": body}
         await self._send(message)
 
-    def _with_event(self, body: bytes) -> bytes:
-        """A part of a stream; before its end mark, one more event like the others, with the traces."""
-        if self._event is None and (match := _EVENT.search(body)):
+    def _with_event(self, part: bytes, more: bool) -> bytes:
+        """A part of a stream; before its end mark, one more event like the others, with the traces.
+
+        Goes by whole lines: one that is not complete waits for its end.
+        """
+        self._body += part
+        end = self._body.rfind(b"\n") + 1 if more else len(self._body)
+        lines = bytes(self._body[:end])
+        del self._body[:end]
+        if self._event is None and (match := _EVENT.search(lines)):
             event = json.loads(match[1])
             self._event = {key: event.get(key) for key in ("id", "object", "created", "model")}
-        before, done, after = body.rpartition(DONE)
-        if not done:
-            return body
+        if (done := _DONE.search(lines)) is None:
+            return lines
         event = json.dumps({**(self._event or {}), "choices": [], "steering": _traces(self._choices)})
-        return before + b"data: " + event.encode() + b"\n\n" + done + after
+        return lines[: done.start()] + b"data: " + event.encode() + b"\n\n" + lines[done.start() :]
 
 
 def _traces(choices: Iterable[trace.Choice]) -> list[dict[str, Any]]:

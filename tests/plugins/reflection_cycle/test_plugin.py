@@ -6,14 +6,14 @@ import random
 
 import pytest
 import torch
-from core_oracles import CPU, Ids, code_form, long, offset, one_of
-from core_tokenizers import byte_level
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llm_steer.plugins.reflection_cycle import ReflectionCycle, ReflectionCycleParams
 
+from core_oracles import CPU, Ids, code_form, long, offset, one_of
+from core_tokenizers import byte_level
 from llm_steer import SteerError, spec
 from llm_steer.plugin import Context
-from llm_steer.plugins.reflection_cycle import ReflectionCycle, ReflectionCycleParams
 from llm_steer.runtime import Runtime, replay
 from llm_steer.spec import Steer
 from llm_steer.tokens import Vocabulary
@@ -238,9 +238,7 @@ def test_a_search_in_pieces_equals_one_long_run(params, prompt, output, data):
         ids = prompt + output[:start]
         runtime.admit(0, steer(params.model_copy(update={"start_position": start})), long(*ids))
         for n in range(start, end):
-            delta, acts = runtime.plugin(ReflectionCycle).offsets(
-                runtime.tracker.rows(long(0), long(len(prompt) + n - 1))
-            )
+            delta, acts = runtime.plugin(ReflectionCycle).offsets(runtime.tracker.rows(long(0), long(len(prompt) + n - 1)))
             assert acts.item() == (whole[n] is not None)
             assert delta.item() == pytest.approx(whole[n] or 0.0, abs=1e-6)
             runtime.forward(long(output[n]), long(0), long(len(prompt) + n))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from core_oracles import FORMS, code_form, paper_form, piecewise_form
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from llm_steer.plugins.reflection_cycle import schedule
+
+from core_oracles import FORMS, code_form, paper_form, piecewise_form
 
 T = torch.arange(0, 9001, dtype=torch.float64)
 PERIODS = [37.3, 100.0, 600.0, 999.99, 1200.0, 2000.0, 0.5, 9001.7]
@@ -76,7 +76,10 @@ POINTS = st.lists(
 @settings(max_examples=150, deadline=None)
 def test_piecewise_equals_interpolation_for_rows_of_different_length(rows, data):
     width = max(2, *map(len, rows))
-    x, y = (torch.tensor([[p[i] for p in row + row[-1:] * (width - len(row))] for row in rows], dtype=torch.float64) for i in (0, 1))
+    x, y = (
+        torch.tensor([[p[i] for p in row + row[-1:] * (width - len(row))] for row in rows], dtype=torch.float64)
+        for i in (0, 1)
+    )
     knots = st.sampled_from([p[0] for row in rows for p in row])
     t = data.draw(st.lists(knots | st.floats(-5, 600), min_size=len(rows), max_size=len(rows)))
     ours = schedule.piecewise(torch.tensor(t, dtype=torch.float64), x, y).tolist()

@@ -1,0 +1,131 @@
+"""Every hook is checked against vLLM's source before it is installed."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from llm_steer.hosts.vllm import compat
+from llm_steer.hosts.vllm.compat import Hook
+
+SOURCE = """
+def alone(args, app): return (args, app)
+
+class Owner:
+    def method(self, request, *, extra=None): return ("method", request)
+    @classmethod
+    def make(cls, request): return (cls.__name__, request)
+    @staticmethod
+    def plain(request): return request
+    async def later(self, prompt): return prompt
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module of some other vLLM."""
+    (tmp_path / "other_vllm.py").write_text(SOURCE, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    compat.check.cache_clear()
+    yield "other_vllm"
+    sys.modules.pop("other_vllm", None)
+    compat.check.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "problem"),
+    [
+        ("alone", ("args", "app"), None),
+        ("Owner.method", ("self", "request", "extra"), None),
+        ("Owner.later", ("self", "prompt"), None),
+        ("Owner.method", ("self", "params"), "params"),
+        ("Owner.gone", ("self",), "gone does not exist"),
+        ("Gone.method", ("self",), "Gone does not exist"),
+        ("Owner.method.inner", ("self",), "inner does not exist"),
+    ],
+)
+def test_check(module: str, name: str, parameters: tuple[str, ...], problem: str | None) -> None:
+    found = compat.check(Hook(module, name, parameters, ""))
+    assert found is None if problem is None else problem in str(found)
+    assert module not in sys.modules, "the source is read, not run"
+
+
+def test_check_of_a_module_that_is_gone() -> None:
+    compat.check.cache_clear()
+    assert "does not exist" in str(compat.check(Hook("no_such_vllm", "f", (), "")))
+    assert "does not exist" in str(compat.check(Hook("no_such_vllm.inner", "f", (), "")))
+
+
+def test_install_wraps_once_and_keeps_the_kind(module: str) -> None:
+    def around(original: Any) -> Any:
+        return lambda *args, **kwargs: ("wrapped", original(*args, **kwargs))
+
+    for name in ("Owner.method", "Owner.make", "Owner.plain", "alone"):
+        hook = Hook(module, name, (), "")
+        assert not compat.installed(hook)
+        assert compat.install(hook, around)
+        assert compat.install(hook, around)
+        assert compat.installed(hook)
+    other: Any = importlib.import_module(module)
+    assert other.Owner().method(1) == ("wrapped", ("method", 1))
+    assert other.Owner.make(1) == ("wrapped", ("Owner", 1))
+    assert other.Owner.plain(1) == ("wrapped", 1)
+    assert other.alone(1, app=2) == ("wrapped", (1, 2))
+
+
+def test_a_changed_place_is_left_alone(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    warnings = []
+    monkeypatch.setattr(compat, "_logger", lambda: SimpleNamespace(warning=lambda *args: warnings.append(args)))
+    hook = Hook(module, "Owner.method", ("self", "renamed"), "")
+    assert not compat.install(hook, lambda original: lambda *_: None)
+    assert not compat.installed(hook)
+    assert "renamed" in str(warnings)
+    other: Any = importlib.import_module(module)
+    assert other.Owner().method(1) == ("method", 1)
+
+
+def config(**changes: Any) -> Any:
+    parts: dict[str, Any] = {
+        "model_config": SimpleNamespace(runner_type="generate", is_diffusion=False),
+        "parallel_config": SimpleNamespace(prefill_context_parallel_size=1),
+        "speculative_config": None,
+        "use_v2_model_runner": False,
+    }
+    return SimpleNamespace(**{**parts, **changes})
+
+
+def test_a_changed_place_refuses_steering_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = Hook("no_such_vllm", "EngineCore.moved", ("self",), "")
+    monkeypatch.setattr(compat, "FRONT_END", (changed,))
+    compat.check.cache_clear()
+    reasons = compat.refusals(config())
+    assert "no_such_vllm:EngineCore.moved" in reasons[0]
+    assert "doctor" in reasons[0]
+
+
+class TestInstalledVllm:
+    """The vLLM that is installed has every place as we know it."""
+
+    @pytest.fixture(autouse=True)
+    def _vllm(self) -> None:
+        pytest.importorskip("vllm")
+        compat.check.cache_clear()
+
+    def test_every_hook(self) -> None:
+        assert [row for row in compat.report() if not row["active"]] == []
+
+    def test_refusals(self) -> None:
+        assert compat.refusals(config()) == []
+        assert "--speculative-config" in compat.refusals(config(speculative_config=object()))[0]
+        assert compat.refusals(config(speculative_config=object(), use_v2_model_runner=True)) == []
+        parallel = SimpleNamespace(prefill_context_parallel_size=2)
+        assert "prefill context" in compat.refusals(config(parallel_config=parallel))[0]
+        pooling = SimpleNamespace(runner_type="pooling", is_diffusion=False)
+        assert "pooling" in compat.refusals(config(model_config=pooling))[0]

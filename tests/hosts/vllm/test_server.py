@@ -1,0 +1,240 @@
+"""The ASGI middleware, around a fake application."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from e2e import tiny
+from llm_steer.hosts.vllm import admission, server, trace
+
+JSON = [(b"content-type", b"application/json")]
+TOKENIZER = tiny.tokenizer()
+
+
+def source(output: list[int]) -> trace.Source:
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(get_vocab_size=lambda: tiny.VOCABULARY, runner_type="generate", is_diffusion=False),
+        parallel_config=SimpleNamespace(prefill_context_parallel_size=1),
+        speculative_config=None,
+        use_v2_model_runner=False,
+    )
+    params = admission.Admission(config, TOKENIZER).stamp(SimpleNamespace(extra_args={"steer": "reflection_cycle"}))
+    stamp = admission.read_stamp(params)
+    assert stamp is not None
+    return trace.Source(stamp, tiny.VOCABULARY, [20, 4], output)
+
+
+def run(
+    answer: Sequence[bytes],
+    *,
+    request: Sequence[bytes] = (b"{}",),
+    content_type: bytes = b"application/json",
+    choices: Sequence[tuple[str, int, list[int]]] = (),
+    path: str = "/v1/completions",
+    method: str = "POST",
+    headers: Any = JSON,
+) -> tuple[int, dict[bytes, bytes], bytes, list[bytes], bytes]:
+    """Status, headers, body and its parts; and the body that the application received."""
+    received = bytearray()
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            received.extend(message["body"])
+            more = message["more_body"]
+        for request_id, index, output in choices:
+            collected = trace.collected.get()
+            assert collected is not None
+            collected.append(trace.Choice(request_id, index, source(output)))
+        length = str(sum(map(len, answer))).encode()
+        start = [(b"content-type", content_type), (b"content-length", length)]
+        await send({"type": "http.response.start", "status": 200, "headers": start})
+        for number, part in enumerate(answer):
+            await send({"type": "http.response.body", "body": part, "more_body": number < len(answer) - 1})
+
+    parts = [{"type": "http.request", "body": p, "more_body": i < len(request) - 1} for i, p in enumerate(request)]
+
+    async def receive() -> Any:
+        return parts.pop(0) if parts else {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "headers": headers,
+        "app": SimpleNamespace(state=SimpleNamespace()),
+    }
+    asyncio.run(server.SteerMiddleware(app)(scope, receive, send))
+    bodies = [m.get("body", b"") for m in sent if m["type"] == "http.response.body"]
+    assert sent[0]["type"] == "http.response.start"
+    assert [m["type"] for m in sent].count("http.response.start") == 1
+    assert not sent[-1].get("more_body")
+    return sent[0]["status"], dict(sent[0]["headers"]), b"".join(bodies), bodies, bytes(received)
+
+
+ANSWER = json.dumps({"choices": [{"index": 0, "text": "é"}, {"index": 1, "text": "b"}]}, ensure_ascii=False).encode()
+TWO = [("cmpl-x-0", 0, [8, 20]), ("cmpl-x-0", 1, [20, 5, 8])]
+
+
+def test_nothing_is_touched_without_a_trace() -> None:
+    parts = [ANSWER[:7], ANSWER[7:]]
+    status, headers, body, bodies, received = run(parts, request=[b'{"prompt"', b': "x"}'])
+    assert (status, body, bodies, received) == (200, ANSWER, parts, b'{"prompt": "x"}')
+    assert headers[b"content-length"] == str(len(ANSWER)).encode()
+
+
+@pytest.mark.parametrize("cuts", [1, 2, 9])
+def test_each_choice_gets_its_trace(cuts: int) -> None:
+    size = len(ANSWER) // cuts + 1
+    parts = [ANSWER[i : i + size] for i in range(0, len(ANSWER), size)]
+    _, headers, body, _, _ = run(parts, choices=TWO)
+    first, second = json.loads(body)["choices"]
+    assert headers[b"content-length"] == str(len(body)).encode()
+    assert (first["text"], second["text"]) == ("é", "b")
+    assert (first["steering"]["tokens"], second["steering"]["tokens"]) == (2, 3)
+    assert "index" not in first["steering"]
+
+
+def test_choices_of_several_prompts_are_in_order() -> None:
+    """Requests may be registered in any order, and there may be more than ten."""
+    answer = json.dumps({"choices": [{"index": i} for i in range(24)]}).encode()
+    mixed = [(f"cmpl-x-{p}", i, [20] * (2 * p + i + 1)) for p in reversed(range(12)) for i in (1, 0)]
+    _, _, body, _, _ = run([answer], choices=mixed)
+    assert [c["steering"]["tokens"] for c in json.loads(body)["choices"]] == list(range(1, 25))
+
+
+@pytest.mark.parametrize("answer", [b"", b"not json", b"[1, 2]", b'"x"'])
+def test_an_answer_of_another_kind_stays(answer: bytes) -> None:
+    _, headers, body, _, _ = run([answer], choices=TWO)
+    assert body == answer
+    assert headers[b"content-length"] == str(len(answer)).encode()
+
+
+EVENTS = (
+    b'data: {"id": "a", "object": "text_completion", "created": 1, "model": "m", "choices": [{"index": 0, "text": "x"}]}\n\n'
+    b'data: {"id": "a", "object": "text_completion", "created": 1, "model": "m", "choices": [{"index": 1, "text": "y"}]}\n\n'
+)
+DONE = b"data: [DONE]\n\n"
+
+
+def events(body: bytes) -> list[Any]:
+    blocks = body.decode().split("\n\n")
+    assert blocks.pop() == ""
+    assert all(block.startswith("data: ") for block in blocks)
+    assert blocks.pop() == "data: [DONE]"
+    return [json.loads(block.removeprefix("data: ")) for block in blocks]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 50, 1000])
+def test_a_stream_gets_one_event_more(size: int) -> None:
+    """However the stream is cut: the end mark too may come in pieces."""
+    stream = EVENTS + DONE
+    parts = [stream[i : i + size] for i in range(0, len(stream), size)]
+    _, _, body, _, _ = run(parts, content_type=b"text/event-stream; charset=utf-8", choices=TWO)
+    *others, last = events(body)
+    assert others == events(stream)
+    assert last["choices"] == []
+    assert [t["index"] for t in last["steering"]] == [0, 1]
+    assert [t["tokens"] for t in last["steering"]] == [2, 3]
+
+
+def test_a_stream_is_not_held_back() -> None:
+    middle = EVENTS.index(b"\n\n") + 2
+    parts = [EVENTS[:middle], EVENTS[middle:], DONE]
+    _, _, _, bodies, _ = run(parts, content_type=b"text/event-stream", choices=TWO)
+    assert bodies[:2] == parts[:2]
+
+
+def test_an_end_mark_in_the_text_ends_nothing() -> None:
+    quoted = b'data: {"id": "a", "choices": [{"index": 0, "text": "say data: [DONE]"}]}\n\n'
+    stream = quoted + DONE
+    _, _, body, _, _ = run([quoted, DONE], content_type=b"text/event-stream", choices=TWO)
+    assert events(body)[:-1] == events(stream)
+    assert "steering" in events(body)[-1]
+
+
+def test_a_stream_without_an_end_mark_stays() -> None:
+    for stream in (b"", EVENTS, b"data: [DO"):
+        _, _, body, _, _ = run([stream], content_type=b"text/event-stream", choices=TWO)
+        assert body == stream
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b'{"steer": "reflection_cycle"}', "steer"),
+        (b'{"steer_amplitude": 3}', "steer_amplitude"),
+        (b'{"Steer": 1}', "Steer"),
+        (b'{"\\u0073teer": 1}', "steer"),
+        (b'{"extra_args": {}}', "extra_args"),
+        (b'{"ste\\u0065r_x": {"a": [1, {}]}}', "steer_x"),
+        (b'{"use_beam_search": true, "vllm_xargs": {"steer": "reflection_cycle"}}', "steer"),
+        (b'{"use_beam_search": true, "vllm_xargs": {"steer_amplitude": 3}}', "steer_amplitude"),
+        (b'{"use_beam_search": true, "vllm_xargs": {"steer": "nonsense"}}', "steer"),
+        (b'{"use_beam_search": 1, "vllm_xargs": {"steer_trace": 1}}', "steer"),
+    ],
+)
+def test_what_vllm_would_drop_is_refused(body: bytes, field: str) -> None:
+    for request in ([body], [body[:5], body[5:]]):
+        status, headers, answer, _, received = run([ANSWER], request=request)
+        error = json.loads(answer)["error"]
+        assert (status, error["code"], error["param"]) == (400, 400, field)
+        assert received == b""
+        assert headers[b"content-length"] == str(len(answer)).encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": "steer and extra_args"}',
+        b'{"vllm_xargs": {"steer": "reflection_cycle"}}',
+        b'{"messages": [{"content": "\\u0073teer"}]}',
+        b'{"use_beam_search": false, "vllm_xargs": {"steer": "reflection_cycle"}}',
+        b'{"steer": ',
+        b"[" * 100_000,
+        b'["steer"]',
+        b"\xff\xfe steer",
+        b"",
+    ],
+    ids=range(9),
+)
+def test_what_is_vllms_business_passes(body: bytes) -> None:
+    status, _, answer, _, received = run([ANSWER], request=[body])
+    assert (status, answer, received) == (200, ANSWER, body)
+
+
+def test_a_client_that_goes_while_it_sends() -> None:
+    seen = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.extend([(await receive())["type"], (await receive())["type"]])
+
+    parts = [{"type": "http.request", "body": b'{"ste', "more_body": True}, {"type": "http.disconnect"}]
+
+    async def receive() -> Any:
+        return parts.pop(0)
+
+    async def send(message: Any) -> None:
+        raise AssertionError(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": JSON}
+    asyncio.run(server.SteerMiddleware(app)(scope, receive, send))
+    assert seen == ["http.request", "http.disconnect"]
+
+
+def test_status() -> None:
+    status, _, answer, _, _ = run([], method="GET", path="/v1/steer")
+    assert (status, json.loads(answer)) == (200, {})

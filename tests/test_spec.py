@@ -1,0 +1,597 @@
+"""Requests in every form that callers write; and what they are told when they write something else."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Annotated, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llm_steer.plugins.reflection_cycle import ReflectionCycle, ReflectionCycleParams
+from pydantic import Field, model_validator
+
+from llm_steer import Params, Plugin, SteerError, registry, spec
+from llm_steer.spec import Request, Steer
+
+RC = "reflection_cycle"
+
+
+class Inner(Params):
+    layer: int
+    scale: float = 1.0
+
+
+class OddParams(Params):
+    """Fields of a third party's plugin, of sorts that the built-in one has none of."""
+
+    size: int | str = 1
+    values: int | list[int] = 1
+    table: dict[str, float] = {}  # noqa: RUF012
+    inner: Inner | None = None
+    code: Annotated[str, Field(pattern="^[a-z]+$")] = "a"
+    needed: int = 0
+    layers: list[int] = [1]  # noqa: RUF012
+
+    @model_validator(mode="after")
+    def _together(self) -> OddParams:
+        if self.needed == 7:
+            raise ValueError("needed and size cannot both be 7")
+        if self.needed == 8:
+            raise ValueError("needed: any number but 8")
+        if self.needed == 9:
+            raise SteerError("layers[0]", self.layers[0], "another layer")
+        return self
+
+
+class Odd(Plugin[OddParams]):
+    name = "odd"
+    Params = OddParams
+
+
+@pytest.fixture(autouse=True)
+def _two_plugins(monkeypatch):
+    """A second plugin is installed."""
+    classes = {RC: ReflectionCycle, "odd": Odd}
+    monkeypatch.setattr(registry, "names", lambda: sorted(classes))
+    monkeypatch.setattr(registry, "is_plugin", classes.__contains__)
+    real = registry.get
+    monkeypatch.setattr(registry, "get", lambda name: classes[name] if name in classes else real(name))
+
+
+def default(**fields: Any) -> spec.Spec:
+    return (Steer(ReflectionCycle, ReflectionCycleParams(**fields)),)
+
+
+def steer(**fields: Any) -> Steer:
+    return Steer(ReflectionCycle, ReflectionCycleParams(**fields))
+
+
+# -- the forms -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "fields", "expected"),
+    [
+        (RC, {}, (steer(),)),
+        (RC, {"amplitude": 7}, (steer(amplitude=7),)),
+        ({"name": RC}, {}, (steer(),)),
+        ({"name": RC, "amplitude": 7, "words": ["Hmm"]}, {}, (steer(amplitude=7, words=["Hmm"]),)),
+        ([RC], {"amplitude": 7}, (steer(amplitude=7),)),
+        ([{"name": RC, "amplitude": 7}], {}, (steer(amplitude=7),)),
+        ((RC, "odd"), {}, (steer(), Steer(Odd, OddParams()))),
+        (["odd", {"name": RC, "period": 9}], {}, (Steer(Odd, OddParams()), steer(period=9))),
+        ('{"name": "reflection_cycle", "window": [[0, 5]]}', {}, (steer(window=[[0, 5]]),)),
+        (' \n["odd", {"name": "reflection_cycle"}]', {}, (Steer(Odd, OddParams()), steer())),
+        ("off", {}, ()),
+        (None, {}, ()),
+        (False, {}, ()),
+        (0, {}, ()),
+        ([], {}, ()),
+        ((), {}, ()),
+        ("[]", {}, ()),
+    ],
+)
+def test_every_form(value, fields, expected):
+    assert spec.parse(value, fields) == expected
+    if expected == ():
+        assert spec.parse(value, fields, default(amplitude=3)) == ()
+
+
+@pytest.mark.parametrize("value", [True, 1, RC, {}, "{}", [RC], [{}], {"name": RC}])
+def test_the_default_and_what_is_merged_over_it(value):
+    defaults = default(amplitude=3, words=["Hmm"])
+    assert spec.parse(value, {}, defaults) == defaults
+    if not (isinstance(value, dict) and value):
+        assert spec.parse(value, {"period": 9}, defaults) == default(amplitude=3, words=["Hmm"], period=9)
+
+
+def test_a_mapping_without_a_name_means_the_default():
+    assert spec.parse({"period": 9}, {}, default(amplitude=3)) == default(amplitude=3, period=9)
+    assert spec.parse('{"period": 9}', {}, default(amplitude=3)) == default(amplitude=3, period=9)
+
+
+def test_another_plugin_leaves_the_default_out():
+    assert spec.parse("odd", {}, default(amplitude=3)) == (Steer(Odd, OddParams()),)
+    assert spec.parse(["odd", RC], {}, default(amplitude=3)) == (Steer(Odd, OddParams()), steer(amplitude=3))
+
+
+def test_several_defaults():
+    defaults = (*default(amplitude=3), Steer(Odd, OddParams(size=2)))
+    assert spec.parse(True, {}, defaults) == defaults
+    assert spec.parse("odd", {"needed": 1}, defaults) == (Steer(Odd, OddParams(size=2, needed=1)),)
+
+
+# -- steer* keys ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, Request(())),
+        ({"other": 1, 3: 4, "Steven": 2}, Request(())),
+        ({"steer": RC}, Request((steer(),))),
+        ({"steer": RC, "steer_amplitude": 7, "steer_words": ["Hmm"]}, Request((steer(amplitude=7, words=["Hmm"]),))),
+        ({"steer": RC, "steer_window": [0, 5, 8, 9]}, Request((steer(window=[[0, 5], [8, 9]]),))),
+        ({"steer": RC, "steer_leading_space": 1}, Request((steer(leading_space=True),))),
+        ({"steer": '["odd", "reflection_cycle"]'}, Request((Steer(Odd, OddParams()), steer()))),
+        ({"steer": {"name": RC, "period": 9.5}}, Request((steer(period=9.5),))),
+        ({"steer": "off"}, Request(())),
+        ({"steer": 0}, Request(())),
+        ({"steer": None, "steer_trace": True}, Request((), trace=True)),
+        ({"steer": RC, "steer_trace": 1}, Request((steer(),), trace=True)),
+        ({"steer": RC, "steer_trace": 0}, Request((steer(),))),
+    ],
+)
+def test_flat_keys(arguments, expected):
+    assert spec.parse_flat(arguments) == expected
+
+
+def test_flat_keys_over_a_default():
+    defaults = default(amplitude=3)
+    assert spec.parse_flat({}, defaults) == Request(defaults)
+    assert spec.parse_flat({"steer_trace": 1}, defaults) == Request(defaults, trace=True)
+    assert spec.parse_flat({"steer_period": 9}, defaults) == Request(default(amplitude=3, period=9))
+    assert spec.parse_flat({"steer": 1, "steer_period": 9}, defaults) == Request(default(amplitude=3, period=9))
+    assert spec.parse_flat({"steer": "off"}, defaults) == Request(())
+
+
+# -- the command line ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (RC, steer()),
+        (f"{RC}:", steer()),
+        (f"{RC}:amplitude=5,period=1200", steer(amplitude=5, period=1200)),
+        (f"{RC}: amplitude = -2.5 , schedule=constant", steer(amplitude=-2.5, schedule="constant")),
+        (f"{RC}:period=1e3,phase=.5,", steer(period=1000.0, phase=0.5)),
+        (f"{RC}:preset=reference,leading_space=true", steer(preset="reference", leading_space=True)),
+        (f"{RC}:words=null", steer(words=None)),
+        (RC + ':{"words": ["Hmm", "no"], "window": [[0, 9]]}', steer(words=["Hmm", "no"], window=[[0, 9]])),
+    ],
+)
+def test_options(text, expected):
+    assert spec.parse_option(text) == expected
+
+
+def test_an_option_from_a_file(tmp_path):
+    path = tmp_path / "wave.yaml"
+    path.write_text("amplitude: 2\nperiod: 1e3\nwords: [Hmm, no, off]\n", encoding="utf-8")
+    assert spec.parse_option(f"{RC}:@{path}") == steer(amplitude=2, period=1000.0, words=["Hmm", "no", "off"])
+
+
+# -- what is wrong -------------------------------------------------------------------------------------------------------
+
+NAMES = "odd, reflection_cycle"
+FIELDS = ", ".join(ReflectionCycleParams.model_fields)
+DEEP = "[" * 900 + "]" * 900
+
+
+def _numbered(cases: list[tuple[Any, ...]]) -> list[str]:
+    """Names for cases whose values cannot be part of one."""
+    return [f"{n}" for n in range(len(cases))]
+
+
+BAD_FIELDS = [
+    ("amplitude", "abc", "'abc'", "a valid number"),
+    ("amplitude", "5", "'5'", "a valid number"),
+    ("amplitude", None, "None", "a valid number"),
+    ("amplitude", True, "True", "a valid number"),
+    ("amplitude", [5], "[5]", "a valid number"),
+    ("amplitude", {"a": 1}, "{'a': 1}", "a valid number"),
+    ("amplitude", math.nan, "nan", "a finite number"),
+    ("amplitude", math.inf, "inf", "a finite number"),
+    ("amplitude", -1e999, "-inf", "a finite number"),
+    ("amplitude", 100.5, "100.5", "less than or equal to 100"),
+    ("amplitude", -101, "-101", "greater than or equal to -100"),
+    ("amplitude", 10**5000, "a value of type int that cannot be shown", "a valid number"),
+    ("amplitude", 1 + 2j, "(1+2j)", "a valid number"),
+    ("period", 0, "0", "greater than 0"),
+    ("period", -5.0, "-5.0", "greater than 0"),
+    ("period", 2.0**31, "2147483648.0", "less than 2147483648"),
+    ("period", "1200", "'1200'", "a valid number"),
+    ("phase", 1.5, "1.5", "less than or equal to 1"),
+    ("phase", math.nan, "nan", "a finite number"),
+    ("schedule", "sine", "'sine'", "'triangular', 'constant', 'linear_decay', 'cosine', 'silver' or 'piecewise'"),
+    (
+        "schedule",
+        "Triangular",
+        "'Triangular'",
+        "'triangular', 'constant', 'linear_decay', 'cosine', 'silver' or 'piecewise'",
+    ),
+    (
+        "schedule",
+        ["constant"],
+        "['constant']",
+        "'triangular', 'constant', 'linear_decay', 'cosine', 'silver' or 'piecewise'",
+    ),
+    ("schedule", None, "None", "'triangular', 'constant', 'linear_decay', 'cosine', 'silver' or 'piecewise'"),
+    ("origin", "start", "'start'", "'auto', 'think' or 'output'"),
+    ("after_end", "stop", "'stop'", "'off', 'restart' or 'continue'"),
+    ("multi_piece", "last", "'last'", "'skip' or 'first'"),
+    ("preset", "refrence", "'refrence'", "'reference'"),
+    ("preset", 1, "1", "'reference'"),
+    ("preset", ["reference"], "['reference']", "'reference'"),
+    ("start_position", -1, "-1", "greater than or equal to 0"),
+    ("start_position", 2.5, "2.5", "a valid integer"),
+    ("start_position", "3", "'3'", "a valid integer"),
+    ("start_position", 2**63, "9223372036854775808", "less than 2147483648"),
+    ("leading_space", 2, "2", "a valid boolean"),
+    ("leading_space", "yes", "'yes'", "a valid boolean"),
+    ("ignore_case", 1.0, "1.0", "a valid boolean"),
+    ("window", 8192, "8192", "a valid list"),
+    ("window", [], "[]", "a list of at least 1 item, not 0"),
+    ("window[0]", [[0]], "[0]", "a list of at least 2 items, not 1"),
+    ("window[0]", [[0, 1, 2]], "[0, 1, 2]", "a list of at most 2 items, not 3"),
+    ("window", [0, 5, 9], "[0, 5, 9]", "a list of pairs, or a flat list of an even number of numbers"),
+    ("window", [[5, 5]], "[[5, 5]]", "pairs (start, end) with start below end"),
+    ("window", [[0, 1]] * 17, "[[0, 1], [0, 1], [0, 1], ", "a list of at most 16 items, not 17"),
+    ("window", {"0": 5}, "{'0': 5}", "a valid list"),
+    ("words", "wait", "'wait'", "a valid list"),
+    ("words[0]", [""], "''", "a string of at least 1 character"),
+    ("words[0]", ["x" * 65], "'xxxxx", "a string of at most 64 characters"),
+    ("words[0]", ["\ud800"], "'\\ud800'", "a valid string, unable to parse raw data as a unicode string"),
+    ("words", ["a"] * 65, "['a', 'a', ", "a list of at most 64 items, not 65"),
+    ("words[1]", ["a", None], "None", "a valid string"),
+    ("words", {"a": 1}, "{'a': 1}", "a valid list"),
+    ("words", [], "[]", "a list with at least one word, unless token_ids are given"),
+    ("token_ids[0]", [-1], "-1", "greater than or equal to 0"),
+    ("token_ids[1]", [3, 2**31], "2147483648", "less than 2147483648"),
+    ("token_ids[0]", [1.5], "1.5", "a valid integer"),
+    ("token_ids[0]", ["3"], "'3'", "a valid integer"),
+    ("token_ids[0]", [True], "True", "a valid integer"),
+    ("token_ids", 3, "3", "a valid list"),
+    ("token_ids", list(range(1025)), "a list of 1025 items", "a list of at most 1024 items, not 1025"),
+    ("token_ids[0]", [10**400], "10000", "less than 2147483648"),
+    ("points", [[0, 1]], "[[0, 1]]", "left out with schedule='triangular', which does not read it"),
+    ("points[0][1]", [[0, math.nan]], "nan", "a finite number"),
+    ("points[0][0]", [["a", 1]], "'a'", "a valid number"),
+    ("points[0][0]", json.loads(DEEP), "[[[", "a valid number"),
+    ("Amplitude", 5, "5", f"a parameter of {RC}: {FIELDS} (did you mean 'amplitude'?)"),
+    ("amplitud", 5, "5", f"a parameter of {RC}: {FIELDS} (did you mean 'amplitude'?)"),
+    ("temperature", 5, "5", f"a parameter of {RC}: {FIELDS}"),
+    ("", 5, "5", f"a parameter of {RC}: {FIELDS}"),
+    ("\ud800", 5, "5", f"a parameter of {RC}: {FIELDS}"),
+    ("model_config", {}, "{}", f"a parameter of {RC}: {FIELDS}"),
+    ("__class__", 5, "5", f"a parameter of {RC}: {FIELDS}"),
+    ("self", 5, "5", f"a parameter of {RC}: {FIELDS}"),
+    ("name", "odd", "'odd'", f"a parameter of {RC}: {FIELDS}"),
+    ("x" * 5000, 5, "5", f"a parameter of {RC}: {FIELDS}"),
+]
+"""Where the mistake is, the value of the whole field, how the message shows the mistake, what would be valid."""
+
+
+def check(error: pytest.ExceptionInfo[SteerError], field: str, shown: str, valid: str) -> None:
+    message = str(error.value)
+    shown_field = field.encode(errors="backslashreplace").decode()
+    if len(field) < 200:
+        assert message.startswith(f"{shown_field}: got {shown}")
+    assert message.endswith(f"; must be {valid}")
+    assert error.value.field == field
+    assert error.value.valid == valid
+    assert len(message) < 650
+    assert "Input should be" not in message
+    assert "pydantic" not in message
+    message.encode()
+
+
+@pytest.mark.parametrize(("where", "value", "shown", "valid"), BAD_FIELDS, ids=_numbered(BAD_FIELDS))
+def test_a_bad_parameter_is_named_as_it_was_written(where, value, shown, valid):
+    """In each of the places where it can stand."""
+    field = where.partition("[")[0]
+    for call, prefix in (
+        (lambda: spec.parse(RC, {field: value}), ""),
+        (lambda: spec.parse(RC, {field: value}, prefix="steer_"), "steer_"),
+        (lambda: spec.parse(RC, {field: value}, default(amplitude=3)), ""),
+        (lambda: spec.parse(True, {field: value}, default(period=9), prefix="steer_"), "steer_"),
+        (lambda: spec.parse_flat({"steer": RC, f"steer_{field}": value}), "steer_"),
+        (lambda: spec.parse([RC], {field: value}), ""),
+    ):
+        with pytest.raises(SteerError) as caught:
+            call()
+        check(caught, f"{prefix}{where}", shown, valid)
+    if field != "name":
+        for call, prefix in (
+            (lambda: spec.parse({"name": RC, field: value}), "steer."),
+            (lambda: spec.parse({field: value}, {}, default(period=9)), "steer."),
+            (lambda: spec.parse(["odd", {"name": RC, field: value}]), "steer[1]."),
+            (lambda: spec.from_wire([["odd", {}], [RC, {field: value}]]), "steer[1]."),
+        ):
+            with pytest.raises(SteerError) as caught:
+                call()
+            check(caught, f"{prefix}{where}", shown, valid)
+
+
+SPELLING = "written 'steer', or 'steer_' and a parameter's name in lower case"
+ONE_OF = f"one of {NAMES}"
+ANY_FORM = f"the name of a plugin, or a mapping with one, or a list of them, or off; {ONE_OF}"
+
+BAD_REQUESTS = [
+    ("Reflection_Cycle", {}, "steer", "'Reflection_Cycle'", f"{ONE_OF}, or off (did you mean 'reflection_cycle'?)"),
+    ("reflection-cycle", {}, "steer", "'reflection-cycle'", f"{ONE_OF}, or off (did you mean 'reflection_cycle'?)"),
+    ("OFF", {}, "steer", "'OFF'", f"{ONE_OF}, or off (did you mean 'off'?)"),
+    ("", {}, "steer", "''", f"{ONE_OF}, or off"),
+    ("nothing like it", {}, "steer", "'nothing like it'", f"{ONE_OF}, or off"),
+    ("x" * 5000, {}, "steer", "a str of 5000 characters", f"{ONE_OF}, or off"),
+    ("\ud800", {}, "steer", "'\\ud800'", f"{ONE_OF}, or off"),
+    ('"reflection_cycle"', {}, "steer", "'\"reflection_cycle\"'", f"{ONE_OF}, or off (did you mean 'reflection_cycle'?)"),
+    (5, {}, "steer", "5", ANY_FORM),
+    (-1, {}, "steer", "-1", ANY_FORM),
+    (1.0, {}, "steer", "1.0", ANY_FORM),
+    (math.nan, {}, "steer", "nan", ANY_FORM),
+    (b"off", {}, "steer", "b'off'", ANY_FORM),
+    (True, {}, "steer", "True", f"{ONE_OF}: there is no default here"),
+    (1, {}, "steer", "1", f"{ONE_OF}: there is no default here"),
+    ({}, {}, "steer", "{}", f'a mapping with "name", {ONE_OF}'),
+    ({"amplitude": 5}, {}, "steer", "{'amplitude': 5}", f'a mapping with "name", {ONE_OF}'),
+    ({"name": 5}, {}, "steer.name", "5", ONE_OF),
+    ({"name": [RC]}, {}, "steer.name", "['reflection_cycle']", ONE_OF),
+    ({"name": "cycle"}, {}, "steer.name", "'cycle'", ONE_OF),
+    ({"name": "reflection_cycl"}, {}, "steer.name", "'reflection_cycl'", f"{ONE_OF} (did you mean 'reflection_cycle'?)"),
+    ({"name": "off"}, {}, "steer.name", "'off'", ONE_OF),
+    ({"Name": RC}, {}, "steer", "{'Name': 'reflection_cycle'}", f'a mapping with "name", {ONE_OF}'),
+    ({"name": RC, 3: 4}, {}, "steer.3", "4", "a parameter of reflection_cycle, by its name"),
+    ({"name": RC, None: 4}, {}, "steer.None", "4", "a parameter of reflection_cycle, by its name"),
+    (["off"], {}, "steer[0]", "'off'", ONE_OF),
+    ([RC, "Odd"], {}, "steer[1]", "'Odd'", f"{ONE_OF} (did you mean 'odd'?)"),
+    ([RC, ["odd"]], {}, "steer[1]", "['odd']", "the name of a plugin, or a mapping with one"),
+    ([[RC]], {}, "steer[0]", "['reflection_cycle']", "the name of a plugin, or a mapping with one"),
+    ([None], {}, "steer[0]", "None", "the name of a plugin, or a mapping with one"),
+    ([{"name": "odd"}, {}], {}, "steer[1]", "{}", f'a mapping with "name", {ONE_OF}'),
+    ([RC, RC], {}, "steer[1]", "'reflection_cycle'", "a plugin that is not in the list already"),
+    ([RC, {"name": RC}], {}, "steer[1]", "'reflection_cycle'", "a plugin that is not in the list already"),
+    ([RC] * 9, {}, "steer", "['reflection_cycle', ", "at most 8 plugins"),
+    ([RC] * 5000, {}, "steer", "a list of 5000 items", "at most 8 plugins"),
+    ("off", {"amplitude": 5}, "steer_amplitude", "5", "left out when steer is off"),
+    (None, {"amplitude": 5}, "steer_amplitude", "5", "left out when steer is off"),
+    (
+        [RC, "odd"],
+        {"period": 5},
+        "steer_period",
+        "5",
+        'inside a mapping {"name": ..., parameters} when several plugins steer',
+    ),
+    ({"name": RC}, {"period": 5}, "steer_period", "5", "inside the mapping that holds the plugin's name"),
+    ('{"name": "reflection_cycle"}', {"period": 5}, "steer_period", "5", "inside the mapping that holds the plugin's name"),
+    ('{"name"', {}, "steer", "'{\"name\"'", "valid JSON (Expecting ':' delimiter: line 1 column 8 (char 7))"),
+    ("[1", {}, "steer", "'[1'", "valid JSON (Expecting ',' delimiter: line 1 column 3 (char 2))"),
+    ('{"name": "odd", "name": "odd"}', {}, "steer", "'{", "valid JSON ('name' is there twice)"),
+    ("[" * 60_000, {}, "steer", "a str of 60000 characters", "valid JSON, not nested as deeply"),
+    ("[" * 70_000, {}, "steer", "a str of 70000 characters", "at most 65536 characters of JSON"),
+    (DEEP, {}, "steer[0]", "[[[[[[...]]]]]]", "the name of a plugin, or a mapping with one"),
+    ('{"name": "reflection_cycle", "amplitude": 1e999}', {}, "steer.amplitude", "inf", "a finite number"),
+    ('{"name": "reflection_cycle", "amplitude": NaN}', {}, "steer.amplitude", "nan", "a finite number"),
+]
+
+
+@pytest.mark.parametrize(("value", "fields", "field", "shown", "valid"), BAD_REQUESTS, ids=_numbered(BAD_REQUESTS))
+def test_a_bad_request_is_told_what_would_be_valid(value, fields, field, shown, valid):
+    with pytest.raises(SteerError) as caught:
+        spec.parse_flat({"steer": value, **{f"steer_{name}": v for name, v in fields.items()}})
+    check(caught, field, shown, valid)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "shown", "valid"),
+    [
+        ({"STEER": RC}, "STEER", "'reflection_cycle'", SPELLING),
+        ({"STEER_amplitude": 5}, "STEER_amplitude", "5", SPELLING),
+        ({"steering": 5}, "steering", "5", SPELLING),
+        ({"steer-amplitude": 5}, "steer-amplitude", "5", SPELLING),
+        ({"steer_amplitude": 5}, "steer_amplitude", "5", f"accompanied by 'steer', {ONE_OF}: there is no default here"),
+        ({"steer": RC, "steer_Phase": 5}, "steer_Phase", "5", f"a parameter of {RC}: {FIELDS} (did you mean 'phase'?)"),
+        ({"steer": RC, "steer_trace": 2}, "steer_trace", "2", "0 or 1"),
+        ({"steer": RC, "steer_trace": "1"}, "steer_trace", "'1'", "0 or 1"),
+        ({"steer": RC, "steer_trace": 1.0}, "steer_trace", "1.0", "0 or 1"),
+        ({"steer": RC, "steer_trace": [1]}, "steer_trace", "[1]", "0 or 1"),
+        ({"steer": RC, "steer_trace": None}, "steer_trace", "None", "0 or 1"),
+    ],
+)  # fmt: skip
+def test_bad_keys(arguments, field, shown, valid):
+    with pytest.raises(SteerError) as caught:
+        spec.parse_flat(arguments)
+    check(caught, field, shown, valid)
+
+
+def test_parameters_beside_several_defaults():
+    defaults = (*default(), Steer(Odd, OddParams()))
+    with pytest.raises(SteerError) as caught:
+        spec.parse_flat({"steer_period": 9}, defaults)
+    check(caught, "steer_period", "9", f"accompanied by 'steer', {ONE_OF}: several plugins steer by default")
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "shown", "valid"),
+    [
+        ("cycle", "steer", "'cycle'", ONE_OF),
+        ("Reflection_Cycle:period=5", "steer", "'Reflection_Cycle'", f"{ONE_OF} (did you mean 'reflection_cycle'?)"),
+        (f"{RC}:period", f"{RC}:period", "'period'", "written key=value; lists need NAME:{json} or NAME:@file.yaml"),
+        (f"{RC}:words=[Hmm", f"{RC}:words", "'[Hmm'", "a valid list"),
+        (f"{RC}:words=*a", f"{RC}:words", "'*a'", "a valid list"),
+        (f"{RC}:period=5,period=6", f"{RC}:period", "'6'", "given once"),
+        (f"{RC}:=6", f"{RC}:", "6", f"a parameter of {RC}: {FIELDS}"),
+        (f"{RC}:period=", f"{RC}:period", "''", "a valid number"),
+        (f"{RC}:period=nan", f"{RC}:period", "nan", "a finite number"),
+        (f"{RC}:period=20:00", f"{RC}:period", "'20:00'", "a valid number"),
+        (f"{RC}:amplitude=1e5", f"{RC}:amplitude", "100000.0", "less than or equal to 100"),
+        (
+            f"{RC}:" + "{",
+            RC,
+            "'{'",
+            "valid JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1))",
+        ),
+        (f"{RC}:" + '{"period": 1, "period": 2}', RC, "'{", "valid JSON ('period' is there twice)"),
+        (f"{RC}:" + '{"period": "x"}', f"{RC}:period", "'x'", "a valid number"),
+        (f"{RC}:@/does/not/exist", RC, "'/does/not/exist'", "a readable YAML file (No such file or directory)"),
+    ],
+)
+def test_bad_options(text, field, shown, valid):
+    registry_names = registry.names()
+    assert registry_names == ["odd", RC]
+    with pytest.raises(SteerError) as caught:
+        spec.parse_option(text)
+    if field == "steer":  # the registry's own words, which know of installed plugins only
+        assert str(caught.value).startswith(f"steer: got {shown}; must be one of ")
+        return
+    check(caught, field, shown, valid)
+
+
+@pytest.mark.parametrize(("text", "shown"), [("- 1\n- 2\n", "[1, 2]"), ("", "None"), ("word\n", "'word'")])
+def test_a_file_that_holds_no_mapping(text, shown, tmp_path):
+    path = tmp_path / "p.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(SteerError) as caught:
+        spec.parse_option(f"{RC}:@{path}")
+    check(caught, RC, shown, "a mapping of parameter names to values")
+
+
+# -- a third party's parameters ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "shown", "valid"),
+    [
+        ({"size": 1.5}, "steer_size", "1.5", "a valid integer or a valid string"),
+        ({"values": ["a"]}, "steer_values[0]", "'a'", "a valid integer"),
+        ({"values": "a"}, "steer_values", "'a'", "a valid integer or a valid list"),
+        ({"table": {"x": "a"}}, "steer_table.x", "'a'", "a valid number"),
+        ({"table": [1]}, "steer_table", "[1]", "a valid dictionary"),
+        ({"inner": {}}, "steer_inner.layer", "{}", "given"),
+        ({"inner": {"layer": "a"}}, "steer_inner.layer", "'a'", "a valid integer"),
+        ({"code": "A"}, "steer_code", "'A'", "valid (String should match pattern '^[a-z]+$')"),
+        ({"needed": 7}, "steer", "{'needed': 7}", "valid parameters of odd (needed and size cannot both be 7)"),
+        ({"needed": 8}, "steer_needed", "8", "any number but 8"),
+        ({"needed": 9}, "steer_layers[0]", "1", "another layer"),
+    ],
+)
+def test_third_party_parameters(fields, field, shown, valid):
+    with pytest.raises(SteerError) as caught:
+        spec.parse("odd", fields, prefix="steer_")
+    check(caught, field, shown, valid)
+
+
+# -- between processes ---------------------------------------------------------------------------------------------------
+
+
+class Words:
+    """A vocabulary of ten words, without a tokenizer."""
+
+    has_think_markers = True
+
+    def __init__(self, refuse: tuple[str, ...] = ()) -> None:
+        self.refuse = refuse
+
+    def check_ids(self, ids, field):
+        for i in ids:
+            if i >= 1000:
+                raise SteerError(field, i, "below 1000")
+
+    def words(self, words, **kwargs):
+        from llm_steer.tokens import WordMatch
+
+        return WordMatch([900 + len(word) for word in dict.fromkeys(words) if word not in self.refuse])
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (lambda: spec.parse(RC, {"token_ids": [1, 1000]}), "token_ids"),
+        (lambda: spec.parse(RC, {"token_ids": [1, 1000]}, prefix="steer_"), "steer_token_ids"),
+        (lambda: spec.parse(["odd", {"name": RC, "token_ids": [1000]}]), "steer[1].token_ids"),
+        (lambda: spec.parse({"name": RC, "words": ["no"]}), "steer.words"),
+        (lambda: spec.parse_flat({"steer_words": ["no"]}, default(amplitude=3)).spec, "steer_words"),
+        (lambda: (spec.parse_option(f"{RC}:" + '{"words": ["no"]}'),), f"{RC}:words"),
+        (lambda: spec.from_wire([[RC, {"token_ids": [1000]}]]), "steer[0].token_ids"),
+    ],
+)
+def test_what_a_tokenizer_refuses_is_named_as_it_was_written(request_, field):
+    with pytest.raises(SteerError) as caught:
+        spec.resolve(request_(), Words(refuse=("no",)))
+    assert caught.value.field == field
+    assert str(caught.value).startswith(f"{field}: got ")
+
+
+@st.composite
+def parameters(draw: st.DrawFn) -> dict[str, Any]:
+    schedule = draw(st.sampled_from(["triangular", "constant", "cosine", "piecewise"]))
+    wave = {"schedule": st.just(schedule)}
+    if schedule == "piecewise":
+        points = st.lists(
+            st.tuples(st.integers(0, 10**6), st.floats(-100, 100)), min_size=1, max_size=5, unique_by=lambda p: p[0]
+        )
+        wave["points"] = points.map(sorted)
+    else:
+        wave["amplitude"] = st.floats(-100, 100)
+    if schedule in ("triangular", "cosine"):
+        wave |= {"period": st.floats(0, 1e9, exclude_min=True), "phase": st.floats(-1, 1)}
+    optional = {
+        "words": st.lists(st.text("abcé Ġ", min_size=1, max_size=9).filter(str.strip), min_size=1, max_size=4),
+        "token_ids": st.lists(st.integers(0, 999), min_size=1, max_size=9),
+        "window": st.lists(st.tuples(st.integers(0, 99), st.integers(100, 2**31 - 1)), min_size=1, max_size=4),
+        "origin": st.sampled_from(["auto", "think", "output"]),
+        "after_end": st.sampled_from(["off", "restart", "continue"]),
+        "start_position": st.integers(0, 2**31 - 1),
+        "leading_space": st.booleans(),
+        "preset": st.sampled_from(["reference", None]),
+        "multi_piece": st.sampled_from(["skip", "first"]),
+    }
+    required = {name: wave.pop(name) for name in ("schedule", "points") if name in wave}
+    return draw(st.fixed_dictionaries(required, optional={**wave, **optional}))
+
+
+@given(fields=parameters(), resolve=st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_there_and_back_in_json(fields, resolve):
+    there: spec.Spec = (steer(**fields), Steer(Odd, OddParams(size="x", table={"a": 1.5})))
+    if resolve:
+        there = spec.resolve(there, Words())
+        assert spec.resolve(there, Words()) == there
+        assert spec.resolve(there, None) == there
+    wire = json.loads(json.dumps(spec.to_wire(there)))
+    back = spec.from_wire(wire)
+    assert back == there
+    assert [s.params.model_fields_set for s in back] == [s.params.model_fields_set for s in there]
+    assert spec.to_wire(back) == spec.to_wire(there)
+
+
+@pytest.mark.parametrize(
+    ("wire", "field", "valid"),
+    [
+        ("x", "steer", "a list"),
+        (None, "steer", "a list"),
+        ({"a": 1}, "steer", "a list"),
+        (["x"], "steer[0]", "a pair of a plugin's name and its parameters"),
+        ([["odd"]], "steer[0]", "a pair of a plugin's name and its parameters"),
+        ([["odd", {}], [["odd"], {}]], "steer[1]", "a pair of a plugin's name and its parameters"),
+        ([["cycle", {}]], "steer[0]", ONE_OF),
+        ([["odd", []]], "steer[0]", "a mapping"),
+        ([["odd", {"size": 1.5}]], "steer[0].size", "a valid integer or a valid string"),
+    ],
+)
+def test_a_malformed_message_from_another_process(wire, field, valid):
+    with pytest.raises(SteerError) as caught:
+        spec.from_wire(wire)
+    assert (caught.value.field, caught.value.valid) == (field, valid)
