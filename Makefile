@@ -25,6 +25,7 @@ QUIET_THREADS := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} OMP_WAIT_POLICY=PASSIVE 
 
 .PHONY: help demo serve-demo test test-e2e bench lint clean
 .DELETE_ON_ERROR:
+.NOTPARALLEL:
 
 help:
 	@sed -n '2,6s/^# *//p' Makefile

@@ -106,7 +106,10 @@ class Vocabulary:
         # (SentencePiece). The same characters can spell something else in another convention: decoding tells.
         for spelling in (text, _byte_level(text), text.replace(" ", "▁")):
             token = self.pieces.get(spelling)
-            if token is not None and text in (self._decode([token]), self._text(token)):
+            if token is None:
+                continue
+            decoded = (self._decode([token]), self._text(token))
+            if text in decoded or (spelling == text and not any(decoded)):  # some decode control tokens to nothing
                 return token
         ids = self._encode_line(text)
         return ids[0] if len(ids) == 1 and self._text(ids[0]) == text else None
@@ -154,7 +157,7 @@ class Vocabulary:
             return ((token,),)
         parts = self._parts_of(text.encode())
         if token is not None:
-            parts[token] = text.encode()  # some tokenizers decode control tokens to nothing
+            parts[token] = text.encode()  # whatever it decodes to
         return SpelledMarker(text.encode(), tuple(parts.items()))
 
     def _parts_of(self, marker: bytes) -> dict[int, bytes]:

@@ -152,6 +152,27 @@ class OfBytes:
         return len(self._vocabulary)
 
 
+class Discreet:
+    """What Mistral's own tokenizers are like: raw texts for keys, control tokens decode to nothing, none are told apart."""
+
+    def __init__(self) -> None:
+        self._inner = byte_level(*MARKERS)
+        self.encode = self._inner.encode
+
+    def get_vocab(self) -> dict[str, int]:
+        return {self._inner.decode([i]): i for i in reversed(range(len(self)))}
+
+    def decode(self, ids: list[int], **kwargs: Any) -> str:
+        control = self._inner.get_added_vocab().values()
+        return self._inner.decode([i for i in ids if i not in control], **kwargs)
+
+    def batch_decode(self, batch: list[list[int]], **kwargs: Any) -> list[str]:
+        return [self.decode(ids, **kwargs) for ids in batch]
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+
 @cache
 def of_bytes() -> OfBytes:
     return OfBytes()

@@ -199,6 +199,8 @@ def test_methods_that_the_model_has_of_its_own(model, tiny_tokenizer, expected):
     check(model, 9.0, expected)
     assert len(calls) == 1
     assert "steer" not in calls[0]
+    steer(model, "reflection_cycle", tokenizer=tiny_tokenizer, **OTHER)
+    check(model, -9.0, expected)
     unsteer(model)
     assert model.__dict__ == before
     check(model, None, expected)

@@ -35,33 +35,23 @@ def test_the_package_alone_loads_nothing_of_weight(nothing):
         assert not below(heavy, added), heavy
 
 
-@pytest.mark.parametrize("module", CORE)
-def test_no_part_of_the_core_loads_an_engine_or_a_model(module, nothing):
-    added = loaded_by(f"import llm_steer.{module}") - nothing
+def test_the_core_and_a_plugin_load_no_engine_and_no_model(nothing):
+    code = f"""
+import llm_steer.{", llm_steer.".join(CORE)}
+from llm_steer import registry, spec
+assert registry.is_plugin("reflection_cycle") and not spec.parse("off")
+assert "llm_steer.plugins" not in sys.modules, "a plugin is loaded when it is named"
+assert spec.parse("reflection_cycle", {{"amplitude": 3}})
+"""
+    added = loaded_by(code) - nothing
+    assert "llm_steer.plugins.reflection_cycle.plugin" in added
     for heavy in ("vllm", "transformers", "tokenizers", "accelerate", "matplotlib", "rich", "typer"):
         assert not below(heavy, added), heavy
-    assert not below("llm_steer.hosts", added)
-    assert not below("llm_steer.cli", added)
-
-
-def test_a_plugin_is_only_loaded_when_it_is_named(nothing):
-    code = (
-        "from llm_steer import registry, spec; registry.names(); registry.is_plugin('reflection_cycle'); spec.parse('off')"
-    )
-    assert not below("llm_steer.plugins", loaded_by(code))
-    added = loaded_by("from llm_steer import spec; spec.parse('reflection_cycle', {'amplitude': 3})") - nothing
-    assert "llm_steer.plugins.reflection_cycle.plugin" in added
-    for heavy in ("vllm", "transformers", "tokenizers"):
-        assert not below(heavy, added), heavy
+    for part in ("llm_steer.hosts", "llm_steer.cli", "llm_steer.engines", "llm_steer.eval"):
+        assert not below(part, added), part
 
 
 def test_names_load_their_home_on_first_use(nothing):
     added = loaded_by("from llm_steer import Plugin, SteerError, Params") - nothing
     assert not below("torch", added)
     assert not below("transformers", added)
-
-
-def test_steering_loads_no_model_of_transformers(nothing):
-    added = loaded_by("from llm_steer import steer, unsteer, steering") - nothing
-    assert not below("vllm", added)
-    assert not below("transformers.models", added)

@@ -291,6 +291,17 @@ def test_an_added_marker_is_one_id_and_no_other_spelling(kind):
     assert vocabulary.marker("<think>") == ((opener,),)
 
 
+def test_markers_that_decode_to_nothing():
+    tokenizer = core_tokenizers.Discreet()
+    vocabulary = Vocabulary(tokenizer, len(tokenizer))
+    assert vocabulary.has_think_markers
+    ids = tokenizer.encode("4 <think>\nWait</think>4", add_special_tokens=False)
+    trail = [(thinking, ended) for _, thinking, _, ended in follow(vocabulary, ids)]
+    assert list(dict.fromkeys(trail)) == [(False, False), (True, False), (False, True)]
+    assert vocabulary.words(["Wait"], leading_space=True).ids == [tokenizer.get_vocab()[w] for w in ("Wait", " Wait")]
+    assert set(vocabulary.words(["é"]).skipped) == {"é"}
+
+
 @pytest.mark.parametrize("kind", ["byte_level", "gemma", "of_bytes"])
 def test_other_markers(kind):
     """Also of other scripts, in pieces that are no whole characters."""

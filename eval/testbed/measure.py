@@ -62,7 +62,8 @@ class Bench:
             seed = random.Random(f"{self.seed}/{key}").getrandbits(32)
             answers = sampling.sample_hf(model, tokenizer, problems, bias=bias, temperature=temperature, seed=seed)
             self._known[key] = problems, answers
-            self.say(f"  {task.name} {level} bias {bias:+g} T={temperature:g}: {answers.seconds:.0f} s")
+            right = sum(_right(problems, answers)) / len(problems)
+            self.say(f"  {task.name} {level} bias {bias:+g} T={temperature:g}: {right:.3f}, {answers.seconds:.0f} s")
         return self._known[key]
 
 

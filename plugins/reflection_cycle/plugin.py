@@ -15,6 +15,9 @@ from .params import ReflectionCycleParams
 
 KINDS = (*schedule.WAVES, "piecewise")
 
+NOTHING = 1e-9
+"""An offset that small is a rounded zero: the wave crosses it without having steered."""
+
 
 class ReflectionCycle(Plugin[ReflectionCycleParams]):
     """Adds ``d(t)`` to the logits of a request's reflection tokens, before temperature.
@@ -152,7 +155,7 @@ class ReflectionCycle(Plugin[ReflectionCycleParams]):
         delta, acts = self.offsets(rows)
         reflection = torch.isin(tokens.ids, self._ids.rows(tokens.slot[:1])) & self._flags["steers"][slot]
         return {
-            "steered_steps": int((acts & (delta != 0)).sum()),
+            "steered_steps": int((acts & (delta.abs() > NOTHING)).sum()),
             "reflection_tokens": int(reflection.sum()),
             "positions": tokens.output_position[reflection].tolist(),
             "deltas": [round(d, 6) for d in delta[reflection].tolist()],

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from e2e import tiny
-from e2e.engine_client import RUNNERS, Child, Engine
+from e2e.engine_client import RUNNERS, SHIMS, Child, Engine
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,11 +36,11 @@ class Engines:
         """An engine with these options: the current one if it has them.
 
         Args:
-            runner: one of ``engine_client.RUNNERS``.
+            runner: one of ``engine_client.SHIMS``.
             hidden: without the plugin.
             options: of ``Engine``.
         """
-        shim = (*RUNNERS[runner], *(("hide",) if hidden else ()))
+        shim = (*SHIMS[runner], *(("hide",) if hidden else ()))
         key = (model, shim, sorted(options.items(), key=lambda item: item[0]))
         if self._key != key or self._current is None or self._current.broken or self._current.process.poll() is not None:
             self.start(lambda log: Engine(model, log, shim=shim, **options))

@@ -22,6 +22,11 @@ SHIM = HERE / "v2shim"
 RUNNERS: dict[str, tuple[str, ...]] = {"v1": (), "v1-async": ("async",), "v2": ("v2", "async")}
 """What the shim changes for each of the ways in which vLLM runs a model."""
 
+V2_SYNC = "v2-sync"
+"""Model Runner V2 without asynchronous scheduling."""
+
+SHIMS = {**RUNNERS, V2_SYNC: ("v2",)}
+
 ENGINE_ARGS: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,

@@ -101,26 +101,11 @@ class Worker:
             "cache_salt": None,
             "data_parallel_rank": None,
         }
-        engine.engine_core.add_request(EngineCoreRequest(**{k: v for k, v in fields.items() if v is not None}))
+        engine.engine_core.add_request(EngineCoreRequest(**fields))
         for _ in range(50):
             outputs = engine.engine_core.get_output().outputs
             if any(o.finish_reason is not None for o in outputs):
                 break
-
-    def draw(self, logits: list[float], seed: int, position: int) -> int:
-        """One seeded draw of Model Runner V2."""
-        import torch
-        from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
-
-        def one(value: Any, dtype: Any) -> Any:
-            return torch.tensor([value], dtype=dtype)
-
-        row = torch.tensor([logits], dtype=torch.float32)
-        drawn = gumbel_sample(
-            row, one(0, torch.int64), one(1.0, torch.float32), one(seed, torch.int64), one(position, torch.int64),
-            apply_temperature=False, is_drafting=False,
-        )  # fmt: skip
-        return int(drawn[0])
 
 
 def _params(fields: dict[str, Any] | None) -> Any:

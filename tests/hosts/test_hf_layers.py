@@ -315,6 +315,8 @@ def test_find_layers(architecture, sizes, path):
         (AutoModelForSeq2SeqLM, "t5", "decoder.block"),
         (AutoModelForImageTextToText, "llava", "model.language_model.layers"),
         (AutoModelForImageTextToText, "qwen2_vl", "model.language_model.layers"),
+        (AutoModelForImageTextToText, "blip-2", "language_model.model.decoder.layers"),
+        (AutoModelForImageTextToText, "florence2", "model.language_model.decoder.layers"),
     ],
 )
 def test_find_layers_of_models_with_other_layers_too(auto, architecture, path):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import logging
 import pickle
 import threading
 import types
+import weakref
 
 import pytest
 import torch
@@ -175,6 +177,16 @@ def test_a_deep_copy_calls_the_methods_that_it_has_of_its_own(tiny_model, tiny_t
     assert callers == [twin, twin]
     model.generate(PROMPT, **GREEDY)
     assert callers[2] is model
+
+
+def test_a_deep_copy_does_not_keep_the_model_alive(tiny_model, tiny_tokenizer):
+    model = steer(tiny_model(), "reflection_cycle", tokenizer=tiny_tokenizer)
+    model.generate(PROMPT, **GREEDY)
+    twin, watched = copy.deepcopy(model), weakref.ref(model)
+    del model
+    gc.collect()
+    assert watched() is None
+    twin.generate(PROMPT, **GREEDY)
 
 
 def test_pickling_is_refused(model):

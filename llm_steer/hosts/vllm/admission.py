@@ -90,10 +90,26 @@ class Admission:
             UnsupportedError: this engine cannot do it.
         """
         arguments = params.extra_args or {}
-        if STAMP in arguments:
-            raise SteerError(STAMP, arguments[STAMP], "left out: steering is asked for with steer and steer_* keys")
+        request = self.read(arguments)
         if not self.defaults and not any(_is_ours(key) for key in arguments):
             return params
+        if not request.spec and not self.requires_stamp and not request.trace:
+            # Asked for "off": as good as not asked.
+            return _with_arguments(params, {k: v for k, v in arguments.items() if not _is_ours(k)})
+        stamp = {
+            "plugins": spec.to_wire(request.spec),
+            "markers": self.markers.to_wire(),
+            "vocab_size": self.vocab_size,
+            "trace": request.trace,
+        }
+        self.counts.update(steer.name for steer in request.spec)
+        rest = {key: value for key, value in arguments.items() if not _is_ours(key)}
+        return _with_arguments(params, {**rest, STAMP: stamp})
+
+    def read(self, arguments: Mapping[str, Any]) -> spec.Request:
+        """What a request with these ``extra_args`` asks for, in finished numbers. Raises as :meth:`stamp` does."""
+        if STAMP in arguments:
+            raise SteerError(STAMP, arguments[STAMP], "left out: steering is asked for with steer and steer_* keys")
         request = spec.parse_flat(arguments, () if _unsteered.get() else self.defaults)
         if request.spec:
             self._check_supported()
@@ -103,18 +119,7 @@ class Admission:
                     "vllm_xargs; sample instead, or turn steering off (over HTTP vllm_xargs {'steer': 'off'}, offline "
                     "`with llm_steer.hosts.vllm.admission.unsteered():`)"
                 )
-        elif not self.requires_stamp and not request.trace:
-            # Asked for "off": as good as not asked.
-            return _with_arguments(params, {k: v for k, v in arguments.items() if not _is_ours(k)})
-        stamp = {
-            "plugins": spec.to_wire(self._resolve(request.spec)),
-            "markers": self.markers.to_wire(),
-            "vocab_size": self.vocab_size,
-            "trace": request.trace,
-        }
-        self.counts.update(steer.name for steer in request.spec)
-        rest = {key: value for key, value in arguments.items() if not _is_ours(key)}
-        return _with_arguments(params, {**rest, STAMP: stamp})
+        return spec.Request(self._resolve(request.spec), request.trace)
 
     def _resolve(self, request: Spec) -> Spec:
         return spec.resolve(request, self._vocabulary)

@@ -45,7 +45,7 @@ class SteerMiddleware:
             body, receive = await _read(receive)
             try:
                 if _SUSPECTS.search(body):
-                    _check_body(body)
+                    _check_body(body, _front_end(scope.get("app")))
             except (SteerError, UnsupportedError) as error:
                 parameter = error.field if isinstance(error, SteerError) else spec.PREFIX
                 detail = {"message": str(error), "type": "BadRequestError", "param": parameter, "code": 400}
@@ -132,8 +132,8 @@ def _with_traces(body: bytes, choices: Iterable[trace.Choice]) -> bytes:
     return json.dumps(response, ensure_ascii=False).encode()
 
 
-def _check_body(body: bytes) -> None:
-    """Refuse what vLLM would drop without a word."""
+def _check_body(body: bytes, front_end: admission.Admission | None) -> None:
+    """Refuse what vLLM would drop without a word, or refuse too late."""
     try:
         request = json.loads(body)
     except (ValueError, RecursionError):
@@ -144,7 +144,9 @@ def _check_body(body: bytes) -> None:
         if key in TOP_LEVEL or key.lower().startswith(spec.PREFIX):
             raise SteerError(key, value, _MISPLACED)
     arguments = request.get("vllm_xargs")
-    if request.get("use_beam_search") and isinstance(arguments, dict):
+    if not isinstance(arguments, dict):
+        return
+    if request.get("use_beam_search"):
         # vLLM drops vllm_xargs here, so that neither a request to steer nor "off" would arrive.
         asked = spec.parse_flat(arguments)
         if asked.spec or asked.trace:
@@ -154,11 +156,18 @@ def _check_body(body: bytes) -> None:
             )
         if spec.PREFIX in arguments:
             admission.without_steering()
+    elif request.get("stream") and front_end is not None:
+        # By the time vLLM looks at them, the stream has begun, with status 200. Booleans reach it as numbers.
+        front_end.read({key: int(value) if isinstance(value, bool) else value for key, value in arguments.items()})
+
+
+def _front_end(app: Any) -> admission.Admission | None:
+    client = getattr(getattr(app, "state", None), "engine_client", None)
+    return getattr(getattr(client, "input_processor", None), "llm_steer", None)
 
 
 def _status(app: Any) -> dict[str, Any]:
-    client = getattr(app.state, "engine_client", None)
-    front_end = getattr(getattr(client, "input_processor", None), "llm_steer", None)
+    front_end = _front_end(app)
     return front_end.status() if front_end else {}
 
 

@@ -62,6 +62,19 @@ def _schedule_asynchronously(cpu):
     cpu.CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
 
 
+def _take_any_mask(interpreter):
+    """The interpreter wants masks of booleans, where kernels compiled for a device take integers."""
+    builder = interpreter.InterpreterBuilder
+    for name, at in (("create_masked_load", 1), ("create_masked_store", 2)):
+
+        def masked(self, *args, _original=getattr(builder, name), _at=at, **kwargs):
+            args = list(args)
+            args[_at].data = args[_at].data.astype(bool)
+            return _original(self, *args, **kwargs)
+
+        setattr(builder, name, masked)
+
+
 def _truncate_in_torch(sampler):
     sampler.HAS_TRITON = False  # the interpreter trips over the kernel for top-k and top-p
 
@@ -69,6 +82,7 @@ def _truncate_in_torch(sampler):
 if "v2" in ON:
     os.environ["TRITON_INTERPRET"] = "1"
     EDITS["triton.backends"] = _add_cpu_backend
+    EDITS["triton.runtime.interpreter"] = _take_any_mask
     EDITS["vllm.v1.sample.ops.topk_topp_sampler"] = _truncate_in_torch
 
 if "async" in ON:

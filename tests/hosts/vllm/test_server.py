@@ -17,14 +17,24 @@ JSON = [(b"content-type", b"application/json")]
 TOKENIZER = tiny.tokenizer()
 
 
-def source(output: list[int]) -> trace.Source:
+def front_end() -> admission.Admission:
     config = SimpleNamespace(
         model_config=SimpleNamespace(get_vocab_size=lambda: tiny.VOCABULARY, runner_type="generate", is_diffusion=False),
         parallel_config=SimpleNamespace(prefill_context_parallel_size=1),
         speculative_config=None,
         use_v2_model_runner=False,
     )
-    params = admission.Admission(config, TOKENIZER).stamp(SimpleNamespace(extra_args={"steer": "reflection_cycle"}))
+    return admission.Admission(config, TOKENIZER)
+
+
+def application(admitted: admission.Admission | None) -> Any:
+    """What an ASGI scope knows of vLLM's application."""
+    client = SimpleNamespace(input_processor=SimpleNamespace(llm_steer=admitted))
+    return SimpleNamespace(state=SimpleNamespace(engine_client=client))
+
+
+def source(output: list[int]) -> trace.Source:
+    params = front_end().stamp(SimpleNamespace(extra_args={"steer": "reflection_cycle"}))
     stamp = admission.read_stamp(params)
     assert stamp is not None
     return trace.Source(stamp, tiny.VOCABULARY, [20, 4], output)
@@ -39,6 +49,7 @@ def run(
     path: str = "/v1/completions",
     method: str = "POST",
     headers: Any = JSON,
+    front_end: Any = None,
 ) -> tuple[int, dict[bytes, bytes], bytes, list[bytes], bytes]:
     """Status, headers, body and its parts; and the body that the application received."""
     received = bytearray()
@@ -75,7 +86,7 @@ def run(
         "method": method,
         "path": path,
         "headers": headers,
-        "app": SimpleNamespace(state=SimpleNamespace()),
+        "app": application(front_end),
     }
     asyncio.run(server.SteerMiddleware(app)(scope, receive, send))
     bodies = [m.get("body", b"") for m in sent if m["type"] == "http.response.body"]
@@ -214,6 +225,28 @@ def test_what_vllm_would_drop_is_refused(body: bytes, field: str) -> None:
 def test_what_is_vllms_business_passes(body: bytes) -> None:
     status, _, answer, _, received = run([ANSWER], request=[body])
     assert (status, answer, received) == (200, ANSWER, body)
+
+
+@pytest.mark.parametrize(
+    ("xargs", "field"),
+    [
+        (b'{"steer": "nonsense"}', "steer"),
+        (b'{"steer": "reflection_cycle", "steer_token_ids": [512]}', "steer_token_ids"),
+        (b'{"steer": "reflection_cycle", "steer_amplitude": NaN}', "steer_amplitude"),
+        (b'{"llm_steer": 1}', "llm_steer"),
+        (b'{"steer": "reflection_cycle", "steer_leading_space": true}', None),
+        (b'{"steer": null}', None),
+        (b'{"other": 1}', None),
+    ],
+)
+def test_a_stream_is_refused_before_it_begins(xargs: bytes, field: str | None) -> None:
+    body = b'{"stream": true, "prompt": "steer", "vllm_xargs": ' + xargs + b"}"
+    status, _, answer, _, received = run([ANSWER], request=[body], front_end=front_end())
+    if field is None:
+        assert (status, received) == (200, body)
+    else:
+        assert (status, json.loads(answer)["error"]["param"], received) == (400, field, b"")
+    assert run([ANSWER], request=[body])[0] == 200, "no steering in this process: vLLM refuses it"
 
 
 def test_a_client_that_goes_while_it_sends() -> None:

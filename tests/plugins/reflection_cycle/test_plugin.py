@@ -146,13 +146,40 @@ def test_the_trace_counts_what_was_done(requests, other):
         where = [n for n, token in enumerate(output) if token in params.token_ids]
         trace = runtime.trace(slot, long(*output))
         (part,) = trace["plugins"]
-        assert part["steered_steps"] == sum(1 for d in deltas if d)
+        assert part["steered_steps"] == sum(1 for d in deltas if d and abs(d) > 1e-9)
         assert part["reflection_tokens"] == len(where)
         assert part["positions"] == where
         assert part["deltas"] == pytest.approx([deltas[n] or 0.0 for n in where], abs=2e-6)
         assert trace["tokens"] == len(output)
         replayed = replay(steer(params), MARKERS, VOCAB, prompt, output)
         assert replayed == {**trace, "replayed": True}
+
+
+@pytest.mark.parametrize("lengths", [(5, 2, 1), (1, 2, 5), (2, 5, 1)])
+def test_lists_of_different_length_in_one_batch(lengths):
+    """Points, windows and ids of one request are not those of its neighbours, whoever comes first."""
+    runtime = Runtime(Context(num_slots=4, device=CPU, vocab_size=VOCAB), MARKERS)
+    requests = []
+    for slot, count in enumerate(lengths):
+        params = ReflectionCycleParams(
+            schedule="piecewise",
+            points=[[3.0 * n, (-2.0) ** n * (slot + 1)] for n in range(count)],
+            window=[[4 * n, 4 * n + 3] for n in range(count + 1)],
+            token_ids=list(range(3, 3 + count)),
+            origin="output",
+        )
+        runtime.admit(slot, steer(params), long(9))
+        requests.append(params)
+    ids = [9]
+    for n in range(20):
+        logits = torch.zeros(3, VOCAB)
+        runtime.logits(logits, long(0, 1, 2), long(n, n, n))
+        for slot, params in enumerate(requests):
+            expected = torch.zeros(VOCAB)
+            expected[params.token_ids] = offset(params, ids, 1, OPENS, CLOSES) or 0.0
+            assert torch.allclose(logits[slot], expected, atol=1e-6)
+        runtime.forward(long(9, 9, 9), long(0, 1, 2), long(n + 1, n + 1, n + 1))
+        ids.append(9)
 
 
 # -- the released code ---------------------------------------------------------------------------------------------------
