@@ -51,7 +51,8 @@ class Params(BaseModel):
 
     Types are strict (the string ``"5"`` is not a number), unknown fields are errors, NaN and infinities are refused, and
     instances are frozen. Write sequences as ``list[...]``: JSON has no other, and tuples from Python become lists. A
-    validator of the whole model says what is wrong as ``raise ValueError("field: phrase that follows must be")``.
+    validator of the whole model says what is wrong as ``raise ValueError("field: phrase that follows must be")``. No field
+    may be called ``name`` or ``trace``, which mean something else beside a plugin's parameters.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
@@ -135,7 +136,7 @@ class Tokens:
     """bool, an end marker has been generated."""
     boundary: torch.Tensor
     """bool, the token ends a reasoning step (a blank line in decoded text); False throughout unless a plugin sets
-    ``needs_boundaries``."""
+    ``needs_boundaries``. Not seen: a blank line of two tokens whose first is cached far before the prompt's end."""
 
     @property
     def is_prompt(self) -> torch.Tensor:

@@ -81,7 +81,8 @@ def export(model: Qwen2ForCausalLM) -> LlamaForCausalLM:
         raise RuntimeError(f"Qwen2 and Llama have drifted apart in transformers: {missing}, {unexpected}")
     for layer in copy.model.layers:
         torch.nn.init.zeros_(layer.self_attn.o_proj.bias)
-    return copy.eval()
+    copy.eval()  # type: ignore[no-untyped-call]
+    return copy
 
 
 def train(
@@ -250,9 +251,9 @@ def _identity(recipe: Recipe, seed: int) -> str:
     """What must not change between two parts of one run."""
     parts = [(part.task.name, sorted(part.weights.items())) for part in recipe.parts]
     rounds = [vars(part) for part in recipe.rounds]
-    return json.dumps(
-        {**vars(recipe), "rounds": rounds, "parts": parts, "mix": vars(recipe.mix), "seed": seed}, sort_keys=True
-    )
+    late = vars(recipe.late_mix) if recipe.late_mix else None
+    fields = {**vars(recipe), "rounds": rounds, "parts": parts, "mix": vars(recipe.mix), "late_mix": late, "seed": seed}
+    return json.dumps(fields, sort_keys=True)
 
 
 def _save(

@@ -114,6 +114,8 @@ class Result:
     """The closest decision: a mismatch with a gap below 1e-4 is a near-tie, not an error of steering."""
     deltas: list[float | None] = field(default_factory=list)
     steered_steps: int = 0
+    """Steps with an offset, not counting those where the wave crosses zero: there rounding decides."""
+    crossings: int = 0
     reflection: list[tuple[int, float]] = field(default_factory=list)
     """Output position and offset of each reflection token."""
     ended_at: int | None = None
@@ -188,7 +190,8 @@ class Oracle:
             result.gap = min(result.gap, gap)
             result.token_ids.append(token)
             result.deltas.append(delta)
-            result.steered_steps += delta is not None and delta != 0
+            result.steered_steps += delta is not None and abs(delta) > 1e-9
+            result.crossings += delta is not None and abs(delta) <= 1e-9
             if token in ids:
                 result.reflection.append((count, delta or 0.0))
             was_ended, was_inside = span.ended, span.inside

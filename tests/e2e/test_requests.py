@@ -60,7 +60,7 @@ def check_trace(trace: Any, asked: Asked, want: Result) -> None:
     assert trace["think_tokens"] == want.think_tokens, (asked, want)
     (plugin,) = trace["plugins"]
     assert plugin["name"] == "reflection_cycle"
-    assert plugin["steered_steps"] == want.steered_steps
+    assert want.steered_steps <= plugin["steered_steps"] <= want.steered_steps + want.crossings
     assert plugin["reflection_tokens"] == len(want.reflection)
     assert plugin["positions"] == [position for position, _ in want.reflection]
     assert plugin["deltas"] == pytest.approx([delta for _, delta in want.reflection], abs=1e-5)

@@ -1,4 +1,4 @@
-"""Speculative decoding on Model Runner V2: every drafted row is steered for its own place, and rejected drafts leave no mark."""
+"""Speculative decoding on Model Runner V2: drafted rows are steered for their own place, rejected ones leave no mark."""
 
 from __future__ import annotations
 

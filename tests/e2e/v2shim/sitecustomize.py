@@ -65,14 +65,18 @@ def _schedule_asynchronously(cpu):
 def _take_any_mask(interpreter):
     """The interpreter wants masks of booleans, where kernels compiled for a device take integers."""
     builder = interpreter.InterpreterBuilder
-    for name, at in (("create_masked_load", 1), ("create_masked_store", 2)):
 
-        def masked(self, *args, _original=getattr(builder, name), _at=at, **kwargs):
-            args = list(args)
-            args[_at].data = args[_at].data.astype(bool)
-            return _original(self, *args, **kwargs)
+    def take_any(name, at):
+        original = getattr(builder, name)
+
+        def masked(self, *args):
+            args[at].data = args[at].data.astype(bool)
+            return original(self, *args)
 
         setattr(builder, name, masked)
+
+    take_any("create_masked_load", at=1)
+    take_any("create_masked_store", at=2)
 
 
 def _truncate_in_torch(sampler):
