@@ -33,8 +33,7 @@ def example(recipe: Recipe, rng: random.Random, step: int) -> tuple[Problem, str
     part = rng.choices(parts, [sum(p.weights.values()) for p in parts])[0]
     level = rng.choices(list(part.weights), list(part.weights.values()))[0]
     problem = draw(part.task, rng, level, "train")
-    mix = recipe.late_mix if recipe.late_mix and step >= recipe.late_from else recipe.mix.at(progress(recipe, step))
-    return problem, write(part.task.walk(problem), rng, mix).text
+    return problem, write(part.task.walk(problem), rng, recipe.mix.at(progress(recipe, step))).text
 
 
 def batches(

@@ -172,6 +172,8 @@ def _variance(read: Sequence[tuple[Response, list[reading.Attempt]]]) -> str:
 
 def modalities(bench: Bench) -> str:
     """Entailment in words, code and tables; one of each in a vote against three of the best."""
+    if not (bench.models / "logic").exists():
+        return "There is no `logic` checkpoint here."
     level = MIDDLE["entailment"]
     said: dict[str, list[str | None]] = {}
     cost: dict[str, float] = {}

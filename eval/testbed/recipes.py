@@ -40,9 +40,6 @@ class Recipe:
     name: str
     parts: Sequence[Part]
     mix: Mix = field(default_factory=Mix)
-    late_mix: Mix | None = None
-    """What replaces ``mix`` from step ``late_from`` on."""
-    late_from: int = 0
     hidden_size: int = 128
     layers: int = 4
     head_size: int = 32
@@ -83,10 +80,7 @@ RECIPES = {
                 Part(Arithmetic(), {2: 3, 4: 3, 6: 3, 8: 1.5, 12: 1}),
                 Part(Words(), {2: 2, 4: 2, 6: 1, 8: 0.5, 12: 0.5}),
             ),
-            # Long runs of re-checks are rare in the mix of the first rounds: a network that is forced into one gets lost.
-            late_mix=Mix(recheck=0.08, recheck_again=0.5, spoil=0.12),
-            late_from=2200,
-            rounds=(Round(1600), Round(600, peak=0.7, decay=1.0), Round(300, peak=0.5, decay=1.0)),
+            rounds=(Round(1600), Round(600, peak=0.7, decay=1.0)),
         ),
         Recipe(
             "logic",

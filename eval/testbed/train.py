@@ -251,8 +251,7 @@ def _identity(recipe: Recipe, seed: int) -> str:
     """What must not change between two parts of one run."""
     parts = [(part.task.name, sorted(part.weights.items())) for part in recipe.parts]
     rounds = [vars(part) for part in recipe.rounds]
-    late = vars(recipe.late_mix) if recipe.late_mix else None
-    fields = {**vars(recipe), "rounds": rounds, "parts": parts, "mix": vars(recipe.mix), "late_mix": late, "seed": seed}
+    fields = {**vars(recipe), "rounds": rounds, "parts": parts, "mix": vars(recipe.mix), "seed": seed}
     return json.dumps(fields, sort_keys=True)
 
 
