@@ -156,6 +156,13 @@ def test_the_first_piece_is_what_the_text_begins_with(kind):
     assert first.matched == first.first_pieces
 
 
+def test_words_that_begin_with_the_same_piece_give_its_id_once():
+    vocabulary = vocabulary_of("byte_level")
+    match = vocabulary.words(["waits", "waiting"], multi_piece="first")
+    assert match.first_pieces == [("waits", match.ids[0]), ("waiting", match.ids[0])]
+    assert len(match.ids) == 1
+
+
 @pytest.mark.parametrize("word", ["", " ", "\n", "\t  "])
 def test_a_word_needs_a_visible_character(word):
     with pytest.raises(SteerError, match=r"^words: got .*; must be words with at least one visible character"):
