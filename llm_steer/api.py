@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from llm_steer.errors import SteerError
 from llm_steer.hosts import hf
 from llm_steer.hosts.hf_steering import Steering
 from llm_steer.spec import parse
@@ -67,6 +68,8 @@ def steer(
         UnsupportedError: the model lacks what a method needs, such as a layer.
     """
     hf.check_model(model)
+    if not method:
+        raise SteerError("method", method, 'the name of a plugin, or "off" to steer only the calls that ask for it')
     hf.install(model, Steering(model, parse(method, params), tokenizer, layers_path))
     return model
 

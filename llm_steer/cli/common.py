@@ -131,12 +131,13 @@ def _is_word(value: Any) -> bool:
 # -- models --------------------------------------------------------------------------------------------------------------
 
 
-def find_model(name: str | None, field: str) -> tuple[str, str]:
+def find_model(name: str | None, field: str, *, tokenizer_only: bool = False) -> tuple[str, str]:
     """What ``from_pretrained`` takes for a model, and what to call it.
 
     Args:
         name: a folder, a Hugging Face model id, or ``default`` (or None) for the embedded model.
         field: the option that holds it, for errors.
+        tokenizer_only: a folder with nothing but a tokenizer will do.
     """
     from llm_steer import default_model
 
@@ -144,8 +145,9 @@ def find_model(name: str | None, field: str) -> tuple[str, str]:
         return str(default_model.ensure()), default_model.LABEL
     path = Path(name).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise SteerError(field, name, "a model's folder: this one has no config.json")
+        wanted = ("config.json", "tokenizer.json", "tokenizer_config.json") if tokenizer_only else ("config.json",)
+        if not any((path / file).is_file() for file in wanted):
+            raise SteerError(field, name, f"a model's folder: this one has no {' and no '.join(wanted)}")
         return str(path), name
     if path.is_file():
         raise SteerError(field, name, "a folder with config.json, weights and tokenizer, not a file")

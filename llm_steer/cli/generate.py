@@ -186,6 +186,10 @@ class Engine:
             self.model = _load(source, "float32" if embedded and dtype == "auto" else dtype).to(self.device).eval()
 
     def encode(self, prompt: str, settings: Settings) -> list[int]:
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise SteerError("PROMPT", prompt, f"text in UTF-8 ({error.reason} at character {error.start})") from error
         if settings.chat and self.tokenizer.chat_template:
             messages = [{"role": "user", "content": prompt}]
             if settings.system is not None:

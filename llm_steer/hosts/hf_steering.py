@@ -213,6 +213,8 @@ def _vocabulary(
 ) -> tuple[Vocabulary | None, str]:
     """The model's vocabulary, or None and why there is none."""
     if tokenizer is not None:
+        if not hasattr(tokenizer, "get_vocab"):
+            raise SteerError("tokenizer", tokenizer, "a Hugging Face tokenizer, such as AutoTokenizer.from_pretrained gives")
         return Vocabulary(tokenizer, size), ""
     name = model.config._name_or_path
     if not name:

@@ -63,8 +63,8 @@ class ReflectionCycleParams(Params):
 
     amplitude: Offset = 5.0
     """Height of the wave in logit units, in [-100, 100]; added before temperature."""
-    period: Annotated[float, Field(gt=0, lt=2**31)] = 1200.0
-    """Length of the wave in tokens, greater than 0; need not be whole."""
+    period: Annotated[float, Field(ge=0.01, lt=2**31)] = 1200.0
+    """Length of the wave in tokens, at least 0.01; need not be whole."""
     phase: Annotated[float, Field(ge=-1, le=1)] = 0.0
     """Shift as a fraction of a period, in [-1, 1]; 0 promotes reflection first."""
     schedule: Literal["triangular", "constant", "linear_decay", "cosine", "silver", "piecewise"] = "triangular"

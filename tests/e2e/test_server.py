@@ -327,12 +327,13 @@ def off(server: Server) -> list[Any]:
     ]
 
 
+@pytest.fixture(scope="module")
+def plain(engines: Engines, llama: Path, off: list[Any]) -> Server:
+    return engines.start(lambda log: Server(llama, log))
+
+
 class TestWithoutADefault:
     """A server that is not told to steer."""
-
-    @pytest.fixture(scope="class")
-    def plain(self, engines: Engines, llama: Path, off: list[Any]) -> Server:
-        return engines.start(lambda log: Server(llama, log))
 
     def test_off_is_bit_for_bit_what_it_says(self, plain: Server, off: list[Any]) -> None:
         got = [
@@ -361,13 +362,14 @@ class TestWithoutADefault:
         assert status == 400
 
 
+@pytest.fixture(scope="module")
+def several(engines: Engines, llama: Path) -> Server:
+    named = ["reflection_cycle:amplitude=25,period=9.4", "llm_steer.hosts.vllm.logits:SteerLogitsProcessor"]
+    return engines.start(lambda log: Server(llama, log, "--logits-processors", *named, "--api-server-count", "2"))
+
+
 class TestSeveralFrontEnds:
     """Defaults with values, two API servers, and our class named on the command line: it acts once."""
-
-    @pytest.fixture(scope="class")
-    def several(self, engines: Engines, llama: Path) -> Server:
-        named = ["reflection_cycle:amplitude=25,period=9.4", "llm_steer.hosts.vllm.logits:SteerLogitsProcessor"]
-        return engines.start(lambda log: Server(llama, log, "--logits-processors", *named, "--api-server-count", "2"))
 
     def test_every_front_end_steers_once(self, several: Server, want: Callable[..., Result]) -> None:
         expected = want({"amplitude": 25, "period": 9.4})

@@ -93,9 +93,11 @@ class Admission:
         request = self.read(arguments)
         if not self.defaults and not any(_is_ours(key) for key in arguments):
             return params
-        if not request.spec and not self.requires_stamp and not request.trace:
+        if not request.spec and not self.requires_stamp and not request.trace and all(isinstance(k, str) for k in arguments):
             # Asked for "off": as good as not asked.
             return _with_arguments(params, {k: v for k, v in arguments.items() if not _is_ours(k)})
+        if (odd := next((key for key in arguments if not isinstance(key, str)), None)) is not None:
+            raise SteerError("extra_args", odd, "a mapping with strings for keys: others kill the engine core's input")
         stamp = {
             "plugins": spec.to_wire(request.spec),
             "markers": self.markers.to_wire(),

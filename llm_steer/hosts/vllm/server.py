@@ -22,9 +22,10 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 TOP_LEVEL = ("extra_args",)
-_SUSPECTS = re.compile(rb"steer|extra_args|use_beam_search|\\u", re.IGNORECASE)
+_SUSPECTS = re.compile(rb"steer|extra_args|use_beam_search|\\u|\x00", re.IGNORECASE)
 _MISPLACED = "left out of the body's top level, where vLLM drops it: put it inside vllm_xargs"
 _EVENT = re.compile(rb"^data: (\{.*\})$", re.MULTILINE)
+_WITHOUT_CHOICES = ("/v1/responses", "/v1/messages")
 _DONE = re.compile(rb"^data: \[DONE\]\r?$", re.MULTILINE)
 
 
@@ -45,7 +46,7 @@ class SteerMiddleware:
             body, receive = await _read(receive)
             try:
                 if _SUSPECTS.search(body):
-                    _check_body(body, _front_end(scope.get("app")))
+                    _check_body(body, scope["path"], _front_end(scope.get("app")))
             except (SteerError, UnsupportedError) as error:
                 parameter = error.field if isinstance(error, SteerError) else spec.PREFIX
                 detail = {"message": str(error), "type": "BadRequestError", "param": parameter, "code": 400}
@@ -132,7 +133,7 @@ def _with_traces(body: bytes, choices: Iterable[trace.Choice]) -> bytes:
     return json.dumps(response, ensure_ascii=False).encode()
 
 
-def _check_body(body: bytes, front_end: admission.Admission | None) -> None:
+def _check_body(body: bytes, path: str, front_end: admission.Admission | None) -> None:
     """Refuse what vLLM would drop without a word, or refuse too late."""
     try:
         request = json.loads(body)
@@ -156,9 +157,12 @@ def _check_body(body: bytes, front_end: admission.Admission | None) -> None:
             )
         if spec.PREFIX in arguments:
             admission.without_steering()
-    elif request.get("stream") and front_end is not None:
-        # By the time vLLM looks at them, the stream has begun, with status 200. Booleans reach it as numbers.
-        front_end.read({key: int(value) if isinstance(value, bool) else value for key, value in arguments.items()})
+        return
+    if request.get("stream") and arguments.get(f"{spec.PREFIX}_trace") and path.rstrip("/").endswith(_WITHOUT_CHOICES):
+        raise SteerError(f"{spec.PREFIX}_trace", 1, "left out of a stream of this API, which has no place for the trace")
+    if front_end is not None:
+        # vLLM looks at them when a stream has begun, with status 200, and gets booleans as numbers.
+        front_end.read(arguments)
 
 
 def _front_end(app: Any) -> admission.Admission | None:
@@ -172,7 +176,7 @@ def _status(app: Any) -> dict[str, Any]:
 
 
 def _is_json(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    return any(name == b"content-type" and b"json" in value for name, value in headers)
+    return any(name == b"content-type" and b"json" in value.lower() for name, value in headers)
 
 
 async def _read(receive: Receive) -> tuple[bytes, Receive]:
