@@ -157,7 +157,7 @@ def test_a_reader_never_sees_a_part(gguf, cache):
             time.sleep(0.005)
 
     def watch():
-        while not done.is_set():
+        while not (done.is_set() and seen):
             seen.extend(len(list(path.iterdir())) for path in cache.glob("smollm2*"))
 
     watcher = threading.Thread(target=watch)

@@ -209,8 +209,8 @@ BAD_FIELDS = [
     ("amplitude", -101, "-101", "greater than or equal to -100"),
     ("amplitude", 10**5000, "a value of type int that cannot be shown", "a valid number"),
     ("amplitude", 1 + 2j, "(1+2j)", "a valid number"),
-    ("period", 0, "0", "greater than 0"),
-    ("period", -5.0, "-5.0", "greater than 0"),
+    ("period", 0, "0", "greater than or equal to 0.01"),
+    ("period", -5.0, "-5.0", "greater than or equal to 0.01"),
     ("period", 2.0**31, "2147483648.0", "less than 2147483648"),
     ("period", "1200", "'1200'", "a valid number"),
     ("phase", 1.5, "1.5", "less than or equal to 1"),
@@ -546,7 +546,7 @@ def parameters(draw: st.DrawFn) -> dict[str, Any]:
     else:
         wave["amplitude"] = st.floats(-100, 100)
     if schedule in ("triangular", "cosine"):
-        wave |= {"period": st.floats(0, 1e9, exclude_min=True), "phase": st.floats(-1, 1)}
+        wave |= {"period": st.floats(0.01, 1e9), "phase": st.floats(-1, 1)}
     optional = {
         "words": st.lists(st.text("abcé Ġ", min_size=1, max_size=9).filter(str.strip), min_size=1, max_size=4),
         "token_ids": st.lists(st.integers(0, 999), min_size=1, max_size=9),

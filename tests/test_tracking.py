@@ -326,3 +326,26 @@ def test_a_blank_line_next_to_what_is_cached_of_an_output_is_seen():
     output = [line_break, line_break, *[1] * (2 * RING)]
     tracker.admit(0, long(1), long(*output))
     assert tracker.advance(*flat((0, 2, output[1:]))).boundary.tolist() == [True, *[False] * (2 * RING)]
+
+
+def test_the_end_of_one_request_is_not_the_beginning_of_its_neighbour():
+    """Next to each other in a batch, at positions that would fit."""
+    tracker = Tracker(Markers((), ((1, 2),), *newlines()), 3, CPU)
+    line_break = TEXTS.index("\n")
+    for slot in (0, 1):
+        tracker.admit(slot, long(5, 5), long())
+    tokens = tracker.advance(*flat((0, 2, [1]), (1, 3, [2])))
+    assert tokens.think_ended.tolist() == [False, False]
+    tokens = tracker.advance(*flat((0, 3, [line_break]), (1, 4, [line_break])))
+    assert tokens.boundary.tolist() == [False, False]
+    assert tracker.advance(*flat((0, 4, [1, 2]))).think_ended.tolist() == [False, True]
+
+
+def test_a_prompt_that_is_fed_again_carries_no_state_but_at_its_end():
+    """With and without an output behind it."""
+    for output in ([], [3, 4]):
+        tracker = Tracker(SIMPLE, 2, CPU)
+        tracker.admit(0, long(OPEN, 1, 2), long(*output))
+        tokens = tracker.advance(*flat((0, 0, [OPEN, 1, 2, *output])))
+        assert tokens.thinking.tolist() == [False, False, True, *[True] * len(output)]
+        assert tokens.think_position.tolist() == [-1, -1, -1, *range(len(output))]

@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from e2e import tiny
-from llm_steer.hosts.vllm import admission, server, trace
+from llm_steer.hosts.vllm import admission, compat, server, trace
+
+
+@pytest.fixture(autouse=True)
+def _no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The middleware is tested without vLLM, where there is nothing to hook into."""
+    monkeypatch.setattr(compat, "refusals", lambda config: [])
+
 
 JSON = [(b"content-type", b"application/json")]
 TOKENIZER = tiny.tokenizer()
