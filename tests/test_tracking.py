@@ -158,13 +158,14 @@ class Delivery(RuleBasedStateMachine):
             facts(tokens), tokens.boundary.tolist(), tokens.slot.tolist(), expected, strict=True
         ):
             assert seen[0 if slot != self.nobody else 1 :] == what
-            if boundary is not None:
-                assert is_boundary == (boundary and self.markers.blank_line is not None)
+            boundary, certain = boundary
+            boundary = boundary and self.markers.blank_line is not None
+            assert is_boundary == boundary or (boundary and not certain)
         assert tokens.is_prompt.tolist() == (tokens.output_position < 0).tolist()
 
     def expected_tokens(self, slot, first, ids):
         if slot == self.nobody:  # its tokens carry nothing
-            return [((False, -1, False), False)] * len(ids)
+            return [((False, -1, False), (False, True))] * len(ids)
         request = self.requests[slot]
         prompt_len = request["prompt_len"]
         of = states(request["ids"], prompt_len, self.opens, self.closes)
@@ -172,9 +173,9 @@ class Delivery(RuleBasedStateMachine):
         for position in range(first, first + len(ids)):
             state = of[position] if position >= prompt_len - 1 else State()  # in the prompt, only its last token carries it
             what = token_of(state, position, prompt_len)
-            # A blank line over two tokens, the first of which was cached long before the prompt's end, is not seen.
+            # A blank line over two tokens, the first of which was cached long before the prompt's end, may not be seen.
             lost = position == first < prompt_len - self.ring and request["base"] == prompt_len
-            found.append((what, None if lost else is_boundary(request["ids"][: position + 1])))
+            found.append((what, (is_boundary(request["ids"][: position + 1]), not lost)))
         return found
 
     @invariant()
@@ -349,3 +350,42 @@ def test_a_prompt_that_is_fed_again_carries_no_state_but_at_its_end():
         tokens = tracker.advance(*flat((0, 0, [OPEN, 1, 2, *output])))
         assert tokens.thinking.tolist() == [False, False, True, *[True] * len(output)]
         assert tokens.think_position.tolist() == [-1, -1, -1, *range(len(output))]
+
+
+def test_nothing_comes_before_the_first_token():
+    """Though a long prompt's end lies in the cell of the ring where position -1 would."""
+    line_break = TEXTS.index("\n")
+    prompt = [line_break] + [1] * (4 * RING)
+    for first in range(RING, 3 * RING):
+        prompt[first] = line_break
+    tracker = Tracker(Markers(((OPEN,),), ((CLOSE,),), *newlines()), 2, CPU)
+    tracker.admit(0, long(*prompt[: 3 * RING]), long())
+    assert tracker.advance(*flat((0, 0, prompt[:2]))).boundary.tolist() == [False, False]
+
+
+@pytest.mark.parametrize("change", ["release", "admit"])
+def test_rows_at_hand_are_forgotten_when_the_slot_changes_hands(change):
+    tracker = Tracker(SIMPLE, 2, CPU)
+    tracker.admit(0, long(OPEN), long())
+    slot, position = long(0), long(1)
+    tracker.advance(long(5), slot, position, single=True)
+    assert tracker.rows(slot, position).live.tolist() == [True]
+    if change == "release":
+        tracker.release(0)
+    else:
+        tracker.admit(0, long(1), long())
+    rows = tracker.rows(slot, position)
+    assert rows.live.tolist() == [False]
+    assert rows.thinking.tolist() == [False]
+
+
+def test_tokens_of_nobody_carry_nothing():
+    tracker = Tracker(Markers(((OPEN,),), ((CLOSE,),), *newlines()), 2, CPU)
+    blank = TEXTS.index("\n\n")
+    for single in (False, True):
+        tokens = tracker.advance(long(OPEN, blank, CLOSE), long(1, 1, 1), long(0, 1, 2), single=single)
+        for name in ("thinking", "think_ended", "boundary"):
+            assert not getattr(tokens, name).any(), name
+        assert (tokens.think_position == -1).all()
+        assert tokens.is_prompt.all()
+        assert not tracker.rows(long(1, 1), long(1, 2)).live.any()
