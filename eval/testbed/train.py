@@ -51,7 +51,7 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen2ForC
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
-    model: Qwen2ForCausalLM = Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
+    model: Qwen2ForCausalLM = Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call,unused-ignore]
     return model
 
 
@@ -75,7 +75,7 @@ def export(model: Qwen2ForCausalLM) -> LlamaForCausalLM:
     fields = {name: getattr(model.config, name) for name in (*shared, *more)}
     head_size = model.config.hidden_size // model.config.num_attention_heads
     config = LlamaConfig(**fields, head_dim=head_size, attention_bias=True, tie_word_embeddings=True)
-    copy: LlamaForCausalLM = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    copy: LlamaForCausalLM = LlamaForCausalLM(config)  # type: ignore[no-untyped-call,unused-ignore]
     missing, unexpected = copy.load_state_dict(model.state_dict(), strict=False)
     if unexpected or any(not name.endswith("o_proj.bias") for name in missing):
         raise RuntimeError(f"Qwen2 and Llama have drifted apart in transformers: {missing}, {unexpected}")
