@@ -61,7 +61,8 @@ class Markers:
 
         def plain(markers: tuple[tuple[int, ...], ...] | SpelledMarker) -> Any:
             if isinstance(markers, SpelledMarker):
-                return {"text": markers.text.hex(), "parts": [[token, text.hex()] for token, text in markers.parts]}
+                parts = [[token, text.decode("latin-1")] for token, text in markers.parts]  # one character a byte
+                return {"text": markers.text.decode("latin-1"), "parts": parts}
             return [list(ids) for ids in markers]
 
         return {"openers": plain(self.openers), "closers": plain(self.closers)}
@@ -72,8 +73,8 @@ class Markers:
 
         def markers(plain: Any) -> tuple[tuple[int, ...], ...] | SpelledMarker:
             if isinstance(plain, Mapping):
-                parts = tuple((token, bytes.fromhex(text)) for token, text in plain["parts"])
-                return SpelledMarker(bytes.fromhex(plain["text"]), parts)
+                parts = tuple((token, text.encode("latin-1")) for token, text in plain["parts"])
+                return SpelledMarker(plain["text"].encode("latin-1"), parts)
             return tuple(tuple(ids) for ids in plain)
 
         return cls(markers(wire["openers"]), markers(wire["closers"]))
