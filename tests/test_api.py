@@ -238,3 +238,15 @@ def test_no_module_is_named_like_a_function():
 
 def test_exports():
     assert {"steer", "unsteer", "steering"} <= set(dir(llm_steer))
+
+
+@pytest.mark.parametrize("nothing", [None, [], ""])
+def test_steering_with_nothing_is_a_mistake(nothing, model):
+    with pytest.raises(SteerError, match=r"method: got .* must be the name of a plugin"):
+        steer(model, nothing)
+    assert "generate" not in vars(model)
+
+
+def test_a_tokenizers_name_is_no_tokenizer(model):
+    with pytest.raises(SteerError, match="tokenizer: got 'nope'"):
+        steer(model, "reflection_cycle", tokenizer="nope")

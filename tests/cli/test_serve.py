@@ -157,3 +157,13 @@ def post(base, body):
     )
     with urllib.request.urlopen(request, timeout=200) as answer:
         return json.load(answer)
+
+
+def test_a_vllm_that_may_not_load_us_is_not_started(cli, monkeypatch):
+    monkeypatch.setenv("VLLM_PLUGINS", "other")
+    assert command(cli, "org/model") == [*START, "org/model"]
+    result = cli("serve", "org/model", "--steer", "reflection_cycle", "--dry-run")
+    assert result.code == 2
+    assert "VLLM_PLUGINS" in result.err
+    monkeypatch.setenv("VLLM_PLUGINS", "other,llm_steer")
+    assert "reflection_cycle" in command(cli, "org/model", "--steer", "reflection_cycle")

@@ -72,8 +72,8 @@ class Admission:
         }
 
     @functools.cached_property
-    def markers(self) -> Markers:
-        return self._vocabulary.markers() if self._vocabulary else Markers()
+    def _markers_on_wire(self) -> dict[str, Any]:
+        return (self._vocabulary.markers() if self._vocabulary else Markers()).to_wire()
 
     @functools.cached_property
     def _refusals(self) -> list[str]:
@@ -93,19 +93,19 @@ class Admission:
         request = self.read(arguments)
         if not self.defaults and not any(_is_ours(key) for key in arguments):
             return params
-        if not request.spec and not self.requires_stamp and not request.trace and all(isinstance(k, str) for k in arguments):
-            # Asked for "off": as good as not asked.
-            return _with_arguments(params, {k: v for k, v in arguments.items() if not _is_ours(k)})
-        if (odd := next((key for key in arguments if not isinstance(key, str)), None)) is not None:
-            raise SteerError("extra_args", odd, "a mapping with strings for keys: others kill the engine core's input")
+        for key in arguments:
+            if not isinstance(key, str):
+                raise SteerError("extra_args", key, "a mapping with strings for keys: others kill the engine core's input")
+        rest = {key: value for key, value in arguments.items() if not _is_ours(key)}
+        if not request.spec and not self.requires_stamp and not request.trace:
+            return _with_arguments(params, rest)  # asked for "off": as good as not asked
         stamp = {
             "plugins": spec.to_wire(request.spec),
-            "markers": self.markers.to_wire(),
+            "markers": self._markers_on_wire,
             "vocab_size": self.vocab_size,
             "trace": request.trace,
         }
         self.counts.update(steer.name for steer in request.spec)
-        rest = {key: value for key, value in arguments.items() if not _is_ours(key)}
         return _with_arguments(params, {**rest, STAMP: stamp})
 
     def read(self, arguments: Mapping[str, Any]) -> spec.Request:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from e2e import tiny
+from llm_steer.errors import SteerError
 from llm_steer.hosts.vllm import admission, compat, server, trace
 
 
@@ -278,3 +279,37 @@ def test_a_client_that_goes_while_it_sends() -> None:
 def test_status() -> None:
     status, _, answer, _, _ = run([], method="GET", path="/v1/steer")
     assert (status, json.loads(answer)) == (200, {})
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-8-sig"])
+def test_a_misplaced_key_is_seen_in_every_encoding(encoding: str) -> None:
+    status, _, body, _, received = run([b"{}"], request=['{"steer": "off"}'.encode(encoding)])
+    assert status == 400
+    assert b"vllm_xargs" in body
+    assert received == b""
+
+
+def test_a_misplaced_key_is_seen_whatever_the_case_of_the_content_type() -> None:
+    headers = [(b"content-type", b"APPLICATION/JSON")]
+    assert run([b"{}"], request=[b'{"steer": "off"}'], headers=headers)[0] == 400
+
+
+def test_a_boolean_is_no_number() -> None:
+    """vLLM would hand it on as 1."""
+    request = b'{"vllm_xargs": {"steer": "reflection_cycle", "steer_amplitude": true}}'
+    status, _, body, _, _ = run([b"{}"], request=[request], front_end=front_end())
+    assert status == 400
+    assert json.loads(body)["error"]["param"] == "steer_amplitude"
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/responses", 400), ("/v1/messages", 400), ("/v1/completions", 200)])
+def test_streams_without_a_place_for_the_trace_are_refused(path: str, status: int) -> None:
+    request = b'{"stream": true, "vllm_xargs": {"steer": "reflection_cycle", "steer_trace": 1}}'
+    assert run([b"{}"], request=[request], path=path, front_end=front_end())[0] == status
+
+
+@pytest.mark.parametrize("steer", ["off", "reflection_cycle"])
+def test_keys_that_would_kill_the_engine_cores_input_are_refused(steer: str) -> None:
+    params = SimpleNamespace(extra_args={5: 1, "steer": steer})
+    with pytest.raises(SteerError, match="extra_args: got 5"):
+        front_end().stamp(params)
