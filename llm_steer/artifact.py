@@ -92,6 +92,29 @@ class Artifact:
         return folder
 
 
+@dataclass(frozen=True)
+class Shelf:
+    """The artifacts that a caller may name, for one model."""
+
+    model: ModelIdentity
+    folder: Path | None = None
+    """Where names are looked up: its subfolders are the artifacts."""
+    paths: bool = False
+    """A caller may name any folder of this machine, too: for callers in this process, never for requests from outside."""
+
+    def find(self, name: str, method: str) -> tuple[Artifact, list[str]]:
+        """The artifact of that name, checked against the model, and warnings for the trace.
+
+        Raises:
+            SteerError: there is none, it is damaged, for another method, or made for another model.
+        """
+        raise NotImplementedError
+
+    def open(self, content_hash: str, method: str) -> Artifact:
+        """The artifact with that content, whatever its name: what workers are told."""
+        raise NotImplementedError
+
+
 def load(source: str | Path, method: str) -> Artifact:
     """Read an artifact from a folder.
 

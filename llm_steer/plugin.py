@@ -7,7 +7,7 @@ both meet in this file. Hooks are called in the order in which data flows throug
 ``expand(request)``                once per chat request, before anything runs (voting)
 ``admit(slot, params, ids)``       once when a request gets a slot, and again if the slot is refilled
 ``step(tokens)``                   once per forward pass, before it, outside any graph
-``residual(layer, hidden, tokens)``  at each layer the plugin asked for, inside the forward pass
+``residual(layer, hidden, tokens)``  behind each layer the plugin asked for, inside the forward pass: returns what to add
 ``logits(logits, rows)``           once per forward pass, after it
 ``finish(slot, tokens, rows)``     once when the request ends; returns the trace
 ``combine(responses)``             once per chat request, after everything ran (voting)
@@ -37,6 +37,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 if TYPE_CHECKING:
     import torch
 
+    from llm_steer.artifact import Shelf
     from llm_steer.tokens import Vocabulary
 
 __all__ = ["Context", "Flag", "Params", "Plugin", "Rows", "Tokens"]
@@ -74,13 +75,18 @@ class Params(BaseModel):
         """
         return {**defaults, **own}
 
-    def resolve(self, vocabulary: Vocabulary | None) -> Params:
-        """Turn everything that needs a tokenizer into numbers. Called once, where the tokenizer is (the front end).
+    def resolve(self, vocabulary: Vocabulary | None, shelf: Shelf | None = None) -> Params:
+        """Turn everything that needs a tokenizer into numbers and names of artifacts into content hashes. Called once, where
+        the tokenizer is (the front end).
 
-        Must be idempotent: resolving a resolved object returns an equal one, without a vocabulary too.
+        Must be idempotent: resolving a resolved object returns an equal one, without a vocabulary or a shelf too.
+
+        Args:
+            shelf: the artifacts that the caller may name, for the model that is steered.
 
         Raises:
-            SteerError: a word, marker or id that this tokenizer or vocabulary does not have.
+            SteerError: a word, marker or id that this tokenizer or vocabulary does not have; an artifact that is not on the
+                shelf, damaged, or made for another model.
         """
         return self
 
@@ -104,7 +110,16 @@ class Context:
     vocab_size: int
     """Width of the logits, which can exceed the tokenizer's length."""
     num_layers: int = 0
+    """Decoder layers of the model; 0 where hidden states are out of reach (a replay from token ids)."""
     hidden_size: int = 0
+    """Width of the residual stream."""
+    max_positions: int = 0
+    """Longest sequence, prompt and output together, that a slot can hold; 0 if there are no hidden states."""
+    declared: tuple[Params, ...] = ()
+    """Resolved parameters that this plugin was declared with before the model ran: on vLLM the ones named at start, on
+    Hugging Face those of the call's rows. What shapes a graph (the layers, how many vectors) follows from them and stays."""
+    shelf: Shelf | None = None
+    """Where artifacts are opened by content hash; None where there is nothing to steer with them (a replay)."""
 
     @property
     def nobody(self) -> int:
@@ -234,16 +249,22 @@ class Plugin(Generic[P]):
         """Indices of the decoder layers whose output ``residual`` wants, in ``[0, context.num_layers)``. Asked once."""
         return ()
 
-    def residual(self, layer: int, hidden: torch.Tensor, tokens: Tokens) -> None:
-        """Change the residual stream after ``layer`` in place.
+    def residual(self, layer: int, hidden: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+        """What to add to the residual stream behind ``layer``.
 
-        Runs inside torch.compile and CUDA graphs where the host has them: static-shape tensor arithmetic on preallocated
-        buffers only.
+        Runs inside torch.compile and CUDA graphs where the host has them: static-shape tensor arithmetic on buffers that
+        were allocated in ``__init__`` and are filled in place by ``admit``, ``step`` and ``logits``; Python numbers are
+        frozen into the graph. A change rather than the changed stream, since an engine may keep the stream as a sum of two
+        tensors that it never adds up.
 
         Args:
-            hidden: ``[num_tokens, hidden_size]``, model dtype.
-            tokens: on the device of ``hidden``.
+            hidden: ``[num_tokens, hidden_size]``, the stream as the plugins before left it, model dtype. Not to be changed.
+            tokens: on the device of ``hidden``. There may be more of them than are real: nobody's, with any ids.
+
+        Returns:
+            ``[num_tokens, hidden_size]``, model dtype; 0 for every token that is not steered, nobody's above all.
         """
+        raise NotImplementedError(f"{self.name} asked for layers and has no residual")
 
     def logits(self, logits: torch.Tensor, rows: Rows) -> None:
         """Change the logits in place. Leave -inf at -inf: a mask by grammar or by another method wins.

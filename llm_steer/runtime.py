@@ -22,10 +22,12 @@ class Runtime:
     Args:
         context: sizes and device.
         markers: think markers and step delimiters of the model's tokenizer.
+        declared: what plugins learn of the requests to come, resolved (see ``Context.declared``).
     """
 
-    def __init__(self, context: Context, markers: Markers) -> None:
+    def __init__(self, context: Context, markers: Markers, declared: Spec = ()) -> None:
         self.context = context
+        self._declared = declared
         self.tracker = Tracker(markers, context.num_slots, context.device)
         self._plugins: dict[str, Plugin[Any]] = {}
         self._layers: dict[str, frozenset[int]] = {}
@@ -54,7 +56,8 @@ class Runtime:
     def plugin(self, cls: type[Plugin[Any]]) -> Plugin[Any]:
         """The engine's instance of a plugin, built when it is first needed."""
         if cls.name not in self._plugins:
-            self._plugins[cls.name] = cls(self.context)
+            declared = tuple(steer.params for steer in self._declared if steer.plugin is cls)
+            self._plugins[cls.name] = cls(replace(self.context, declared=declared))
             self._layers[cls.name] = frozenset(self._plugins[cls.name].layers())
         return self._plugins[cls.name]
 
@@ -105,7 +108,7 @@ class Runtime:
         return sorted(set[int]().union(*self._layers.values()))
 
     def residual(self, layer: int, hidden: torch.Tensor, tokens: Tokens) -> None:
-        """Behind a layer, outside of graphs: let plugins change the hidden states.
+        """Behind a layer, outside of graphs: let plugins change the residual stream, in place.
 
         Args:
             hidden: ``[num_tokens, hidden_size]``.
@@ -115,7 +118,7 @@ class Runtime:
             part = tokens if members is None else _only(tokens, members.to(hidden.device), self.context.nobody)
             for name in order:
                 if layer in self._layers[name]:
-                    self._plugins[name].residual(layer, hidden, part)
+                    hidden += self._plugins[name].residual(layer, hidden, part)
 
     def logits(self, logits: torch.Tensor, slot: torch.Tensor, position: torch.Tensor) -> None:
         """After a forward pass: let plugins change the logits.

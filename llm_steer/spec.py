@@ -30,6 +30,7 @@ from llm_steer.formats import from_json, from_option, from_yaml_file
 from llm_steer.plugin import Params, Plugin
 
 if TYPE_CHECKING:
+    from llm_steer.artifact import Shelf
     from llm_steer.tokens import Vocabulary
 
 OFF = "off"
@@ -173,8 +174,8 @@ def build(plugin: type[Plugin[Any]], fields: Mapping[Any, Any], prefix: str = ""
         raise _explain(plugin, error, fields, prefix) from error
 
 
-def resolve(spec: Spec, vocabulary: Vocabulary | None) -> Spec:
-    """Turn words and markers into token ids, where the tokenizer is.
+def resolve(spec: Spec, vocabulary: Vocabulary | None, shelf: Shelf | None = None) -> Spec:
+    """Turn words and markers into token ids, names of artifacts into hashes, where the tokenizer is.
 
     Raises:
         SteerError: in the caller's spelling, as ``parse`` does.
@@ -182,7 +183,7 @@ def resolve(spec: Spec, vocabulary: Vocabulary | None) -> Spec:
     resolved = []
     for steer in spec:
         try:
-            params = steer.params.resolve(vocabulary)
+            params = steer.params.resolve(vocabulary, shelf)
         except SteerError as error:
             raise SteerError(f"{steer.label}{error.field}", error.value, error.valid) from error
         resolved.append(Steer(steer.plugin, params, steer.label))

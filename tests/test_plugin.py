@@ -79,10 +79,11 @@ def test_a_plugin_that_overrides_nothing_does_nothing():
     plugin.admit(0, None, long())
     plugin.step(None)  # type: ignore[arg-type]
     plugin.logits(logits, None)  # type: ignore[arg-type]
-    plugin.residual(0, hidden, None)  # type: ignore[arg-type]
     assert torch.equal(logits, before[0])
     assert torch.equal(hidden, before[1])
     assert plugin.layers() == ()
+    with pytest.raises(NotImplementedError, match="quiet asked for layers"):
+        plugin.residual(0, hidden, None)  # type: ignore[arg-type]
     assert plugin.finish(0, None, None) == {}  # type: ignore[arg-type]
     assert Quiet.expand({"model": "m"}, Settings()) == [{"model": "m"}]
     assert Quiet.combine([{"id": 1}], Settings()) == {"id": 1}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from llm_steer.errors import SteerError
 from llm_steer.plugin import Flag, Params
 from llm_steer.tokens import Vocabulary
+
+if TYPE_CHECKING:
+    from llm_steer.artifact import Shelf
 
 REFERENCE_WORDS = ("wait", "Wait", "but", "But", "Alternatively")
 """The words of the released code, as it spells them."""
@@ -150,7 +153,7 @@ class ReflectionCycleParams(Params):
             replaced.update(SHAPE)
         return {**{name: value for name, value in defaults.items() if name not in replaced}, **own}
 
-    def resolve(self, vocabulary: Vocabulary | None) -> ReflectionCycleParams:
+    def resolve(self, vocabulary: Vocabulary | None, shelf: Shelf | None = None) -> ReflectionCycleParams:
         words = self.words if self.words is not None else [] if self.token_ids else list(REFERENCE_WORDS)
         ids = list(self.token_ids or ())
         if vocabulary is None:

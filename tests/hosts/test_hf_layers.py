@@ -43,7 +43,7 @@ class Push(Plugin[PushParams]):
     def residual(self, layer, hidden, tokens):
         acts = tokens.thinking & ~tokens.is_prompt
         strength = torch.where(acts, self.strength.to(hidden.device)[tokens.slot], 0.0)
-        hidden += (strength[:, None] * vector(layer, hidden.shape[1])).to(hidden.dtype)
+        return (strength[:, None] * vector(layer, hidden.shape[1])).to(hidden.dtype)
 
 
 class PushBehind(Push):

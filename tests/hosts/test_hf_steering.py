@@ -136,7 +136,7 @@ class Push(Plugin[Params]):
         return [0]
 
     def residual(self, layer, hidden, tokens):
-        hidden += torch.where(tokens.slot < self.context.nobody, 5.0, 0.0)[:, None] * torch.linspace(-1, 1, hidden.shape[1])
+        return torch.where(tokens.slot < self.context.nobody, 5.0, 0.0)[:, None] * torch.linspace(-1, 1, hidden.shape[1])
 
 
 @pytest.mark.parametrize("method", ["reflection_cycle", "push"])

@@ -1,0 +1,157 @@
+"""One client over every engine: Hugging Face, vLLM offline, any OpenAI-compatible URL.
+
+Voting and evaluation run on this interface and know no engine. An engine takes any number of requests, runs as many at once
+as it can, and yields the responses as they finish, in any order.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["Engine", "Request", "Response", "Sampling", "Stream"]
+
+Message = Mapping[str, str]
+"""``{"role": "user", "content": "..."}``."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. The same fields, with the same meaning, on every engine."""
+
+    max_tokens: int = 1024
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 is off."""
+    seed: int | None = None
+    """Of this one request: its text does not depend on what runs beside it (up to rounding)."""
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """One question to one model: chat messages, or a prompt as text or ids."""
+
+    messages: Sequence[Message] | None = None
+    prompt: str | Sequence[int] | None = None
+    """Instead of ``messages``: used as it is, without a chat template."""
+    sampling: Sampling = field(default_factory=Sampling)
+    steer: Any = None
+    """As in ``steer(model, ...)``: a name, a mapping with ``name``, a list of these, ``"off"``; None: the engine's default."""
+    trace: bool = False
+    """Ask for :attr:`Response.steering`."""
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template (``enable_thinking``)."""
+    continues: bool = False
+    """The last message is the assistant's and is continued rather than answered."""
+
+
+@dataclass(frozen=True)
+class Response:
+    """What came back. A request that failed has ``error`` and no text; the others go on."""
+
+    text: str = ""
+    finish: Literal["stop", "length", "abort", "error"] = "stop"
+    prompt_tokens: int = 0
+    tokens: int = 0
+    """Generated tokens, the end-of-sequence token included."""
+    token_ids: Sequence[int] | None = None
+    """None where the engine does not tell."""
+    logprob: float | None = None
+    """Sum over the generated tokens, nats, before steering; None where the engine does not tell."""
+    steering: Mapping[str, Any] | None = None
+    seconds: float = 0.0
+    """From submission to the last token."""
+    error: str | None = None
+
+
+class Stream(ABC):
+    """Requests on their way. Iterate for ``(index, response)`` as they finish; each index comes once.
+
+    Leaving the ``with`` block aborts what still runs.
+    """
+
+    def __iter__(self) -> Iterator[tuple[int, Response]]:
+        return self
+
+    @abstractmethod
+    def __next__(self) -> tuple[int, Response]: ...
+
+    @abstractmethod
+    def abort(self, index: int) -> None:
+        """Give one request up: it still comes, with ``finish="abort"`` and what it has. No effect once it has come."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Abort everything. Safe to call again."""
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Engine(ABC):
+    """Runs requests on one model."""
+
+    @staticmethod
+    def from_hf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, batch_size: int = 16) -> Engine:
+        """Hugging Face ``generate``, in batches."""
+        from llm_steer.engines.hf import HFEngine
+
+        return HFEngine(model, tokenizer, batch_size=batch_size)
+
+    @staticmethod
+    def from_vllm(llm: Any) -> Engine:
+        """A vLLM ``LLM`` object in this process."""
+        from llm_steer.engines.vllm import VLLMEngine
+
+        return VLLMEngine(llm)
+
+    @staticmethod
+    def from_url(
+        urls: str | Sequence[str], model: str | None = None, *, api_key: str | None = None, parallel: int = 32
+    ) -> Engine:
+        """OpenAI-compatible servers, each with up to ``parallel`` requests at a time. Dead ones are dropped and their work
+        is redone by the others."""
+        from llm_steer.engines.http import HTTPEngine
+
+        return HTTPEngine([urls] if isinstance(urls, str) else list(urls), model, api_key=api_key, parallel=parallel)
+
+    @abstractmethod
+    def submit(self, requests: Sequence[Request]) -> Stream:
+        """Start the requests. A bad one (of steering, too long a prompt) comes back as an error, alone.
+
+        Raises:
+            SteerError: a field that no engine could take.
+        """
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """What decides the text besides the requests, JSON types only: engine and its version, model (name or path, and a
+        hash of its configuration), tokenizer and chat template hashes, dtype, versions of torch and of this package. Keys
+        ``engine`` and ``model`` are always there. No address and no key of a server is in it."""
+
+    def run(self, requests: Sequence[Request]) -> list[Response]:
+        """All responses, in the order of the requests."""
+        responses: list[Response | None] = [None] * len(requests)
+        with self.submit(requests) as stream:
+            for index, response in stream:
+                responses[index] = response
+        return [response for response in responses if response is not None]
+
+    def chat(
+        self, messages: str | Sequence[Message], *, steer: Any = None, trace: bool = False, **sampling: Any
+    ) -> Response:
+        """One question, one answer. ``mixture_of_thought`` asks it in several ways and votes."""
+        asked = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        return self.run([Request(messages=asked, sampling=Sampling(**sampling), steer=steer, trace=trace)])[0]
