@@ -197,6 +197,15 @@ def test_an_empty_prompt(cli, folder, prompt):
     assert cli("generate", prompt, "--model", str(folder), "--json").error["field"] == "PROMPT"
 
 
+def test_a_prompt_that_is_not_utf_8(cli, folder, monkeypatch):
+    """Python hands on the bytes of a command line or of standard input that it cannot decode as lone surrogates."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"four \xff"), "utf-8", errors="surrogateescape"))
+    for prompt in (b"four \xff".decode(errors="surrogateescape"), "-"):
+        error = cli("generate", prompt, "--model", str(folder), "--json").error
+        assert error["field"] == "PROMPT"
+        assert "text in UTF-8" in error["valid"]
+
+
 def test_damaged_weights_are_one_line(cli, folder):
     (folder / "model.safetensors").write_bytes(b"not weights")
     result = cli("generate", PROMPT, "--model", str(folder))

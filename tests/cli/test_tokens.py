@@ -40,8 +40,14 @@ def test_terminal(cli, folder):
         assert part in result.out
 
 
-def test_a_tokenizer_alone_will_do_with_a_note(cli, folder):
-    (folder / "config.json").write_text("{}")
+@pytest.mark.parametrize("config", ["{}", None])
+def test_a_tokenizer_alone_will_do_with_a_note(cli, folder, config):
+    if config is None:
+        (folder / "config.json").unlink()
+    else:
+        (folder / "config.json").write_text(config)
+    for weights in folder.glob("*.safetensors"):
+        weights.unlink()
     result = cli("tokens", str(folder), "--json")
     assert result.document["logits_width"] == VOCABULARY
     assert "tokenizer's length" in result.err
