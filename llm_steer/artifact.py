@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -17,10 +20,15 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from llm_steer.errors import SteerError
+from llm_steer.errors import SteerError, did_you_mean
 
 DESCRIPTION, TENSORS = "steer.json", "vectors.safetensors"
 MAX_DESCRIPTION = 1_000_000
+MAX_TENSORS = 1 << 30
+"""Bytes; a larger file is not read."""
+HASH = "sha256:"
+"""What the content hash of an artifact begins with where it stands for the artifact's name."""
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class ModelIdentity(BaseModel):
@@ -33,18 +41,47 @@ class ModelIdentity(BaseModel):
     revision: str | None = None
     dtype: str | None = None
     """``"bfloat16"`` etc.; informative."""
+    quantization: str | None = None
+    """``"awq"`` etc., as the configuration names it; informative."""
     architecture: str
     """``config.architectures[0]``."""
-    hidden_size: int = Field(gt=0)
-    num_layers: int = Field(gt=0)
+    hidden_size: int = Field(ge=0)
+    """0 where the configuration does not tell: no artifact fits."""
+    num_layers: int = Field(ge=0)
     tokenizer: str | None = None
     """:func:`tokenizer_hash`; None where the method does not depend on tokens."""
+
+    @classmethod
+    def of(cls, config: Any, *, architecture: str = "", dtype: Any = None, tokenizer: Any = None) -> ModelIdentity:
+        """The identity of a loaded model: the same on every host.
+
+        Args:
+            config: its transformers configuration.
+            architecture: its class, where the configuration does not name it.
+            dtype: of its weights, a ``torch.dtype`` or its name; the configuration's if None.
+            tokenizer: its tokenizer, or None if it has none.
+        """
+        text = config.get_text_config(decoder=True)
+        name = str(getattr(config, "_name_or_path", "") or "")
+        quantization = getattr(config, "quantization_config", None) or {}
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
+        dtype = dtype if dtype is not None else getattr(config, "dtype", None)
+        return cls(
+            id=Path(name).name if Path(name).is_dir() else name,
+            revision=getattr(config, "_commit_hash", None),
+            dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+            quantization=None if method is None else str(getattr(method, "value", method)),
+            architecture=(getattr(config, "architectures", None) or [architecture])[0],
+            hidden_size=getattr(text, "hidden_size", None) or getattr(text, "d_model", 0),
+            num_layers=getattr(text, "num_hidden_layers", 0),
+            tokenizer=None if tokenizer is None else tokenizer_hash(tokenizer),
+        )
 
 
 class Description(BaseModel):
     """Contents of ``steer.json``."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     format_version: Literal[1] = 1
     method: str
@@ -60,7 +97,7 @@ class Description(BaseModel):
     """What adding the vector with a positive coefficient does."""
     constants: dict[str, float] = {}
     relative_dose: float | None = Field(default=None, ge=0)
-    """Norm of what is added over the norm of the residual stream, at calibration."""
+    """Norm of the vector over the mean norm of the residual stream where it is added: the dose of a coefficient of 1."""
     calibration: dict[str, str | int | float | None] = {}
     """Hash of the data, number of problems, date ...; informative."""
     sha256: str = ""
@@ -76,9 +113,27 @@ class Artifact:
 
     @cached_property
     def content_hash(self) -> str:
-        """Names what steers, independent of where it lies: sha256 over description and tensors."""
-        text = self.description.model_copy(update={"calibration": {}}).model_dump_json()
+        """Names what steers, independent of where it lies: sha256 over description and tensors, in hexadecimal."""
+        text = self.description.model_copy(update={"calibration": {}, "sha256": ""}).model_dump_json()
         return hashlib.sha256(f"{text}{_tensors_hash(self.tensors)}".encode()).hexdigest()
+
+    @property
+    def behind(self) -> int:
+        """Index of the decoder layer behind which the residual stream is steered; -1: before the first layer."""
+        return self.description.layer - (self.description.site == "before")
+
+    def vector(self, name: str = "vector") -> torch.Tensor:
+        """One of the tensors as a direction in the residual stream, ``[hidden_size]``.
+
+        Raises:
+            SteerError: there is none of this name and size.
+        """
+        size = self.description.model.hidden_size
+        tensor = self.tensors.get(name)
+        if tensor is None or tensor.shape != (size,):
+            found = ", ".join(f"{key} {list(value.shape)}" for key, value in self.tensors.items()) or "no tensors"
+            raise SteerError("artifact", found, f"one with a tensor {name!r} of {size} numbers")
+        return tensor
 
     def save(self, folder: Path) -> Path:
         """Write the folder; existing files of an artifact are replaced."""
@@ -91,57 +146,157 @@ class Artifact:
         (folder / DESCRIPTION).write_text(description.model_dump_json(indent=2) + "\n", encoding="utf-8")
         return folder
 
+    def publish(self, repository: str) -> None:
+        """Save to a repository of the Hugging Face hub, which is made if it is not there (private)."""
+        from tempfile import TemporaryDirectory
+
+        from huggingface_hub import HfApi
+
+        api = HfApi()
+        api.create_repo(repository, private=True, exist_ok=True)
+        with TemporaryDirectory() as folder:
+            api.upload_folder(repo_id=repository, folder_path=self.save(Path(folder)), commit_message="llm_steer artifact")
+
 
 @dataclass(frozen=True)
 class Shelf:
-    """The artifacts that a caller may name, for one model."""
+    """The artifacts that a caller may name, for one model. What was read once is kept for as long as its files stay."""
 
     model: ModelIdentity
     folder: Path | None = None
     """Where names are looked up: its subfolders are the artifacts."""
     paths: bool = False
-    """A caller may name any folder of this machine, too: for callers in this process, never for requests from outside."""
+    """A caller may name any folder of this machine, and any repository of the Hugging Face hub, too: for callers in this
+    process, never for requests from outside."""
+    named: tuple[Path, ...] = ()
+    """Folders of single artifacts that were named at start: opened by content hash like those in ``folder``."""
+    _read: dict[Path, tuple[tuple[int, ...], Artifact]] = field(default_factory=dict, repr=False, compare=False)
+    _opened: dict[str, Artifact] = field(default_factory=dict, repr=False, compare=False)
 
-    def find(self, name: str, method: str) -> tuple[Artifact, list[str]]:
+    def find(self, name: str, method: str | None) -> tuple[Artifact, list[str]]:
         """The artifact of that name, checked against the model, and warnings for the trace.
+
+        Args:
+            name: of a subfolder of ``folder``; ``sha256:`` and a content hash; with ``paths`` also a folder or a repository.
+            method: what it must have been made for; None: anything.
 
         Raises:
             SteerError: there is none, it is damaged, for another method, or made for another model.
         """
-        raise NotImplementedError
+        artifact = self._named(name, method)
+        return artifact, check(artifact, self.model)
 
-    def open(self, content_hash: str, method: str) -> Artifact:
-        """The artifact with that content, whatever its name: what workers are told."""
-        raise NotImplementedError
+    def open(self, content_hash: str, method: str | None) -> Artifact:
+        """The artifact with that content, whatever its name: what workers are told.
+
+        Args:
+            content_hash: with ``sha256:`` before it or without.
+        """
+        content_hash = content_hash.removeprefix(HASH)
+        if content_hash not in self._opened:
+            for folder in self._folders():
+                try:
+                    self._load(folder, None)
+                except SteerError:
+                    continue  # a damaged neighbour is for whoever asks for it
+        artifact = self._opened.get(content_hash)
+        if artifact is None:
+            raise SteerError("artifact", HASH + content_hash, "the content hash of an artifact that lies here")
+        _check_method(artifact.description, method, HASH + content_hash)
+        return artifact
+
+    def names(self) -> list[str]:
+        """What can be named, sorted."""
+        return sorted(path.name for path in self._folders(named=False))
+
+    def _named(self, name: str, method: str | None) -> Artifact:
+        if name.startswith(HASH):
+            return self.open(name, method)
+        if re.fullmatch(r"\w[\w.-]*", name) and self.folder is not None and (self.folder / name).is_dir():
+            return self._load(self.folder / name, method)
+        if not self.paths:
+            known = self.names()
+            valid = f"one of {', '.join(known)}{did_you_mean(name, known)}" if known else "left out: no artifacts lie here"
+            raise SteerError("artifact", name, valid)
+        if not Path(name).exists() and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
+            return self._load(download(name), method)
+        return self._load(Path(name), method)
+
+    def _folders(self, *, named: bool = True) -> Iterator[Path]:
+        if self.folder is not None and self.folder.is_dir():
+            yield from (path for path in sorted(self.folder.iterdir()) if (path / DESCRIPTION).is_file())
+        if named:
+            yield from self.named
+
+    def _load(self, folder: Path, method: str | None) -> Artifact:
+        try:
+            stats = [(folder / name).stat() for name in (DESCRIPTION, TENSORS)]
+        except OSError:
+            return load(folder, method)  # which says what is missing
+        stamp = tuple(number for s in stats for number in (s.st_mtime_ns, s.st_size, s.st_ino))
+        known = self._read.get(folder)
+        if known is None or known[0] != stamp:
+            known = (stamp, load(folder, None))
+            self._read[folder] = known
+            self._opened[known[1].content_hash] = known[1]
+        _check_method(known[1].description, method, str(folder))
+        return known[1]
 
 
-def load(source: str | Path, method: str) -> Artifact:
+def download(repository: str) -> Path:
+    """The folder of an artifact on the Hugging Face hub."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repository, allow_patterns=[DESCRIPTION, TENSORS]))
+    except Exception as error:  # whatever the network, the hub or the cache has to say
+        raise SteerError("artifact", repository, f"a folder, or a repository of the Hugging Face hub ({error})") from error
+
+
+def load(source: str | Path, method: str | None) -> Artifact:
     """Read an artifact from a folder.
+
+    Args:
+        method: what it must have been made for; None: anything.
 
     Raises:
         SteerError: it is missing, damaged, of another format, or for another method.
     """
     folder = Path(source)
-    try:
-        raw = (folder / DESCRIPTION).read_bytes()
-        data = (folder / TENSORS).read_bytes()
-    except OSError as error:
-        raise SteerError("artifact", str(source), f"a folder with {DESCRIPTION} and {TENSORS} ({error})") from error
-    if len(raw) > MAX_DESCRIPTION:
-        raise SteerError("artifact", str(source), f"described in at most {MAX_DESCRIPTION} bytes of JSON")
+    raw = _read(source, DESCRIPTION, MAX_DESCRIPTION)
+    data = _read(source, TENSORS, MAX_TENSORS)
     try:
         description = Description.model_validate(json.loads(raw))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise SteerError(f"artifact {source}: {field}", first["input"], first["msg"].lower()) from error
+        where = ".".join(str(part) for part in first["loc"])
+        raise SteerError(f"artifact {source}: {where}", first["input"], first["msg"].lower()) from error
     except (ValueError, RecursionError) as error:
         raise SteerError("artifact", str(source), f"described by valid JSON in {DESCRIPTION} ({error})") from error
-    if description.method != method:
-        raise SteerError("artifact", str(source), f"made for {method}, but it is for {description.method}")
+    _check_method(description, method, str(source))
     if (digest := hashlib.sha256(data).hexdigest()) != description.sha256:
         raise SteerError(f"artifact {source}: {TENSORS}", digest, f"the file that {DESCRIPTION} names: {description.sha256}")
-    return Artifact(description, _parse_tensors(source, data))
+    return Artifact(description, _parse_tensors(folder, data))
+
+
+def _read(source: str | Path, name: str, limit: int) -> bytes:
+    path = Path(source) / name
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # reading a pipe would wait for a writer
+            raise OSError(f"{name} is no file")
+        if found.st_size > limit:
+            raise SteerError(f"artifact {source}: {name}", f"{found.st_size} bytes", f"a file of at most {limit} bytes")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        if isinstance(error, SteerError):
+            raise
+        raise SteerError("artifact", str(source), f"a folder with {DESCRIPTION} and {TENSORS} ({error})") from error
+
+
+def _check_method(description: Description, method: str | None, source: str) -> None:
+    if method is not None and description.method != method:
+        raise SteerError("artifact", source, f"made for {method}, but it is for {description.method}")
 
 
 def check(artifact: Artifact, model: ModelIdentity) -> list[str]:
@@ -154,23 +309,25 @@ def check(artifact: Artifact, model: ModelIdentity) -> list[str]:
         SteerError: it cannot mean the same in this model.
     """
     made_for = artifact.description.model
-    for field in ("architecture", "hidden_size", "num_layers", "tokenizer"):
-        expected, found = getattr(made_for, field), getattr(model, field)
+    for name in ("architecture", "hidden_size", "num_layers", "tokenizer"):
+        expected, found = getattr(made_for, name), getattr(model, name)
         if expected is not None and found is not None and expected != found:
-            raise SteerError(f"artifact: {field}", expected, f"this model's: {found!r}")
+            raise SteerError(f"artifact: {name}", expected, f"this model's: {found!r}")
     last = model.num_layers - (artifact.description.site == "after")
     if artifact.description.layer > last:
         raise SteerError("artifact: layer", artifact.description.layer, f"between 0 and {last} in this model")
     return [
-        f"made for {field} {getattr(made_for, field)!r}, used with {getattr(model, field)!r}"
-        for field in ("id", "revision", "dtype")
-        if getattr(made_for, field) != getattr(model, field)
+        f"made for {name} {getattr(made_for, name)!r}, used with {getattr(model, name)!r}"
+        for name in ("id", "revision", "dtype", "quantization")
+        if getattr(made_for, name) != getattr(model, name)
     ]
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
     """sha256 of a tokenizer's pieces and ids."""
-    pieces = sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
+    table = tokenizer.get_vocab()  # some over tiktoken's files have bytes for keys
+    named = ((key.decode("latin-1") if isinstance(key, bytes) else key, token) for key, token in table.items())
+    pieces = sorted(named, key=lambda item: (item[1], item[0]))
     return hashlib.sha256(json.dumps(pieces, ensure_ascii=True).encode()).hexdigest()
 
 
@@ -183,8 +340,11 @@ def _parse_tensors(source: str | Path, data: bytes) -> dict[str, torch.Tensor]:
     except (SafetensorError, ValueError) as error:
         raise SteerError(f"artifact {source}: {TENSORS}", f"{len(data)} bytes", f"a safetensors file ({error})") from error
     for name, tensor in tensors.items():
-        if not (tensor.is_floating_point() and bool(torch.isfinite(tensor).all())):
-            raise SteerError(f"artifact {source}: tensor {name}", str(tensor.dtype), "of a floating-point dtype and finite")
+        if tensor.dtype not in DTYPES:
+            valid = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+            raise SteerError(f"artifact {source}: tensor {name}", str(tensor.dtype), f"of one of the types {valid}")
+        if not bool(torch.isfinite(tensor).all()):
+            raise SteerError(f"artifact {source}: tensor {name}", "NaN or infinity", "finite numbers")
     return tensors
 
 
@@ -193,5 +353,5 @@ def _tensors_hash(tensors: dict[str, torch.Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

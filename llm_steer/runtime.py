@@ -81,6 +81,15 @@ class Runtime:
         self._specs[slot] = spec
         self._passes = None
 
+    def resume(self, slot: int, prompt_ids: torch.Tensor, output_ids: torch.Tensor) -> None:
+        """A request that kept its slot is fed again from some earlier position, as after a preemption: plugins go on with
+        the state they have.
+
+        Args:
+            output_ids: int64, what it has generated; every id is real.
+        """
+        self.tracker.admit(slot, prompt_ids, output_ids)
+
     def release(self, slot: int) -> None:
         """The request has left the slot, or does not steer."""
         if self._specs.pop(slot, None):
@@ -107,6 +116,10 @@ class Runtime:
         """The decoder layers that plugins asked for, in order."""
         return sorted(set[int]().union(*self._layers.values()))
 
+    def behind(self, layer: int) -> list[Plugin[Any]]:
+        """The plugins that asked for a layer, in the order in which they were built."""
+        return [plugin for name, plugin in self._plugins.items() if layer in self._layers[name]]
+
     def residual(self, layer: int, hidden: torch.Tensor, tokens: Tokens) -> None:
         """Behind a layer, outside of graphs: let plugins change the residual stream, in place.
 
@@ -120,19 +133,23 @@ class Runtime:
                 if layer in self._layers[name]:
                     hidden += self._plugins[name].residual(layer, hidden, part)
 
-    def logits(self, logits: torch.Tensor, slot: torch.Tensor, position: torch.Tensor) -> None:
+    def logits(
+        self, logits: torch.Tensor, slot: torch.Tensor, position: torch.Tensor, *, feedback: bool | None = None
+    ) -> None:
         """After a forward pass: let plugins change the logits.
 
         Args:
             logits: float32 ``[num_rows, vocab_size]``.
             slot: int64 ``[num_rows]``.
             position: int64 ``[num_rows]``, position of the token that was fed at the row.
+            feedback: only the plugins that are of this kind: for hosts that show raw logits to those which measure them.
         """
         rows = self.tracker.rows(slot, position)
         for order, members in self._orders():
             part = rows if members is None else _only(rows, members, self.context.nobody)
             for name in order:
-                self._plugins[name].logits(logits, part)
+                if feedback is None or self._plugins[name].feedback is feedback:
+                    self._plugins[name].logits(logits, part)
 
     def _orders(self) -> list[tuple[list[str], torch.Tensor | None]]:
         """Sequences of plugins to call, each with the slots it is for (None: all).

@@ -120,7 +120,10 @@ def _decoding(model: Any, named: Mapping[str, Any], extra: Mapping[str, Any]) ->
     takes_logits = keeps_rows or (not custom and mode is GenerationMode.ASSISTED_GENERATION)
     eos_ids = [] if config.eos_token_id is None else torch.as_tensor(config.eos_token_id).flatten().tolist()
     pad_id = eos_ids[0] if config.pad_token_id is None and eos_ids else config.pad_token_id
-    return Decoding(not keeps_rows, not takes_logits, frozenset(eos_ids), None if pad_id is None else int(pad_id))
+    pad_id = None if pad_id is None else int(pad_id)
+    # What max_length leaves depends on the prompts, and a default one is counted from their end.
+    most = config.max_new_tokens if config.max_new_tokens is not None else config.max_length or DEFAULT_LENGTH
+    return Decoding(not keeps_rows, not takes_logits, frozenset(eos_ids), pad_id, most)
 
 
 def _expand(model: PreTrainedModel, /, expand_size: int = 1, *args: Any, **kwargs: Any) -> Any:
@@ -164,6 +167,8 @@ _METHODS: dict[str, Callable[..., Any]] = {
 }
 NOT_OPTIONS = ("trust_remote_code", "tokenizer", "assistant_tokenizer")
 """Keywords of ``generate`` that are not part of the generation config."""
+DEFAULT_LENGTH = 20
+"""Tokens that ``generate`` makes if nobody says how many."""
 _MARK = "_llm_steer"
 
 

@@ -52,6 +52,8 @@ class Decoding:
     """Processors get log-probabilities instead of logits, and what they return is added up."""
     eos_ids: frozenset[int]
     pad_id: int | None
+    max_length: int
+    """The most columns that ``generate`` may add to those of the prompts."""
 
     def cut(self, ids: list[int]) -> list[int]:
         """What a row generated, without what was appended after its end."""
@@ -124,7 +126,9 @@ class Call:
         self._tokens: dict[torch.device, Tokens] = {}
 
         self._markers = self.steering.markers(self.specs)
-        self.runtime = Runtime(self.steering.context(self.rows + 1, device), self._markers)
+        context = self.steering.context(self.rows + 1, device, real.shape[1] + self.decoding.max_length)
+        different = {id(spec): spec for spec in self.specs}.values()
+        self.runtime = Runtime(context, self._markers, tuple(steer for spec in different for steer in spec))
         self._admit_rows(self.runtime)
         self._restarts = self.decoding.reorders and any(type(p).step is not Plugin.step for p in self.runtime.plugins)
         self.layers = self.runtime.layers

@@ -9,10 +9,12 @@ import pickle
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from llm_steer.artifact import ModelIdentity, Shelf
 from llm_steer.errors import SteerError, UnsupportedError
 from llm_steer.hosts.hf_call import Outcome, call_of
 from llm_steer.hosts.hf_layers import decoder_config, find_layers, run_behind
@@ -60,9 +62,10 @@ class Steering:
         """Calls of ``generate`` that ended well, the sequences they returned, those of them that were steered, and the
         tokens these have."""
         self._vocab_size = _width(model)
-        self._config = decoder_config(model)
         self._layers_path = layers_path
         self._vocabulary, self._no_vocabulary = _vocabulary(model, tokenizer, self._vocab_size)
+        self.shelf = Shelf(_identity(model, self._vocabulary), paths=True)
+        """Artifacts for this model, from anywhere."""
         self._markers: dict[bool, Markers] = {}
         self._resolved = self._resolve(spec)
         self._last = Outcome()
@@ -71,7 +74,8 @@ class Steering:
         self._lock = threading.Lock()
         self.markers([self._resolved])
         for steer in self._resolved:  # what the model lacks shows now, not in the first call
-            if layers := steer.plugin(self.context(2, torch.device("cpu"))).layers():
+            probe = replace(self.context(2, torch.device("cpu"), 1), declared=(steer.params,))
+            if layers := steer.plugin(probe).layers():
                 self._layers(model, layers)
 
     def __repr__(self) -> str:
@@ -102,14 +106,16 @@ class Steering:
                 raise SteerError(f"steer[{index}]{inner}", error.value, error.valid) from error
         return specs
 
-    def context(self, num_slots: int, device: torch.device) -> Context:
+    def context(self, num_slots: int, device: torch.device, max_positions: int) -> Context:
         """What plugins are built with."""
         return Context(
             num_slots=num_slots,
             device=device,
             vocab_size=self._vocab_size,
-            num_layers=getattr(self._config, "num_hidden_layers", 0),
-            hidden_size=getattr(self._config, "hidden_size", 0),
+            num_layers=self.shelf.model.num_layers,
+            hidden_size=self.shelf.model.hidden_size,
+            max_positions=max_positions,
+            shelf=self.shelf,
         )
 
     def markers(self, specs: Sequence[Spec]) -> Markers:
@@ -183,7 +189,7 @@ class Steering:
 
     def _resolve(self, spec: Spec) -> Spec:
         try:
-            return resolve(spec, self._vocabulary)
+            return resolve(spec, self._vocabulary, self.shelf)
         except SteerError as error:
             if self._vocabulary is None:
                 raise self._tokenizer_needed(str(error)) from error
@@ -198,6 +204,11 @@ class Steering:
             if not 0 <= index < len(layers):
                 raise UnsupportedError(f"layer {index} is to be steered, but the model has layers 0 to {len(layers) - 1}")
         return {index: layers[index] for index in indices}
+
+
+def _identity(model: PreTrainedModel, vocabulary: Vocabulary | None) -> ModelIdentity:
+    tokenizer = None if vocabulary is None else vocabulary.tokenizer
+    return ModelIdentity.of(model.config, architecture=type(model).__name__, dtype=model.dtype, tokenizer=tokenizer)
 
 
 def _width(model: PreTrainedModel) -> int:
