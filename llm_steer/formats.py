@@ -40,7 +40,7 @@ def from_yaml_file(path: Path, field: str) -> Any:
     if len(text) > MAX_TEXT:
         raise SteerError(field, str(path), f"a YAML file of at most {MAX_TEXT} characters")
     try:
-        return yaml.load(text, Loader=_Loader)
+        return yaml.load(text, Loader=YamlLoader)
     except RecursionError:
         raise SteerError(field, str(path), "a valid YAML file, not nested as deeply") from None
     except (yaml.YAMLError, ValueError) as error:
@@ -69,7 +69,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-class _Loader(yaml.SafeLoader):
+class YamlLoader(yaml.SafeLoader):
     """YAML 1.2's plain values (PyYAML reads 1.1, where ``no`` is false, ``1e3`` text, ``010`` eight, ``20:00`` 1200)."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  (as in the base class)
@@ -98,6 +98,6 @@ for _tag, _pattern, _first in (
     ("int", r"[-+]?[0-9]+", list("-+0123456789")),
     ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", list("-+.0123456789")),
 ):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), _first)
-_Loader.add_constructor("tag:yaml.org,2002:int", _number(int))
-_Loader.add_constructor("tag:yaml.org,2002:float", _number(float))
+    YamlLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), _first)
+YamlLoader.add_constructor("tag:yaml.org,2002:int", _number(int))
+YamlLoader.add_constructor("tag:yaml.org,2002:float", _number(float))

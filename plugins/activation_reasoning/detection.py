@@ -1,0 +1,459 @@
+"""From hidden states to propositions: scores, and what is true at each token of each request.
+
+Only the rows of the encoder that some concept uses are computed, so the cost does not depend on the SAE's width. What is
+true at a token is a function of its request's tokens up to it. A request that is fed in portions, or again from its first
+token, gives the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from llm_steer.plugin import Tokens
+
+from .concepts import Concept, Dictionary
+from .program import Detected, Program
+from .sae import normalized, top_codes
+from .scan import NONE, UNIT, Runs, fixed, ordered
+
+FOREVER = 2**40
+FAR = 2**31
+"""Positions stay below."""
+
+
+class Scorer:
+    """Scores of all concepts of a dictionary that are in use: one matrix product a token.
+
+    Args:
+        dictionary: where the concepts are.
+        names: the ones that are needed, in the order of the columns.
+        device: where it runs.
+    """
+
+    def __init__(self, dictionary: Dictionary, names: Sequence[str], device: torch.device) -> None:
+        concepts = [dictionary[name] for name in names]
+        self._normalize = dictionary.normalize
+        self._rows = torch.cat([c.features.rows for c in concepts]).to(device)
+        self._scale = torch.cat([c.features.scale for c in concepts]).to(device)
+        self._bias = torch.cat([c.features.bias for c in concepts]).to(device)
+        self._gate = torch.cat([c.features.gate for c in concepts]).to(device)
+        kinds = [c.kind != "direction" for c in concepts for _ in c.weights]
+        self._floor = torch.tensor([0.0 if positive else float("-inf") for positive in kinds], device=device)
+        ends = torch.tensor([0, *[len(c.weights) for c in concepts]]).cumsum(0).tolist()
+        mix = torch.zeros(ends[-1], len(concepts))
+        for column, concept in enumerate(concepts):
+            if concept.tree is None:
+                mix[ends[column] : ends[column + 1], column] = concept.weights
+        self._mix = mix.to(device)
+        self._trees = _Trees(concepts, ends, device) if any(c.tree for c in concepts) else None
+        self._whole = dictionary.whole
+        if dictionary.whole is not None:
+            self._all = dictionary.whole.rows.to(device), dictionary.whole.scale.to(device), dictionary.whole.bias.to(device)
+        self._k = dictionary.k
+        index = [c.indices or (-1,) * len(c.weights) for c in concepts]
+        self._index = torch.tensor([i for indices in index for i in indices], device=device)
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 ``[tokens, concepts]``; not finite where ``hidden`` is not.
+
+        Args:
+            hidden: ``[tokens, hidden_size]``.
+        """
+        x = normalized(hidden.float(), self._normalize)
+        dot = x @ self._rows.T
+        values = torch.maximum(self._scale * dot + self._bias, self._floor)
+        values = torch.where(dot > self._gate, values, 0.0)
+        if self._whole is not None:  # a feature counts if it is among the k largest of all
+            rows, scale, bias = self._all
+            code = torch.relu(scale * (x @ rows.T) + bias)
+            least = code.topk(self._k, dim=1).values[:, -1:]
+            of_all = code[:, self._index.clamp(min=0)]
+            values = torch.where(self._index < 0, values, torch.where(of_all >= least, of_all, 0.0))
+        scores = values @ self._mix
+        if self._trees is not None:
+            scores = scores + self._trees(values)
+        return torch.where(torch.isfinite(dot.sum(1, keepdim=True)), scores, float("nan"))
+
+    def released(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What the released code takes for detected: a feature of the concept is among the token's two largest of the whole
+        SAE, and no other concept is stronger. bool ``[tokens, concepts]``; thresholds play no part."""
+        x = normalized(hidden.float(), self._normalize)
+        rows, scale, bias = self._all
+        code = top_codes(torch.relu(scale * (x @ rows.T) + bias), 2)
+        values = torch.where(self._index >= 0, code[:, self._index.clamp(min=0)], 0.0)
+        score = values @ (self._mix != 0).float()
+        return (score > 0) & (score == score.amax(1, keepdim=True))
+
+
+class _Trees:
+    """Decision trees as comparisons: a leaf is reached where every split above it goes its way."""
+
+    def __init__(self, concepts: Sequence[Concept], ends: Sequence[int], device: torch.device) -> None:
+        feature, threshold = list[int](), list[float]()
+        paths: list[tuple[list[tuple[int, bool]], float, int]] = []
+        for column, concept in enumerate(concepts):
+            if concept.tree is None:
+                continue
+            offset = len(feature)
+            feature += [ends[column] + index for index in concept.tree.feature]
+            threshold += concept.tree.threshold
+            for path, probability in concept.tree.leaves():
+                paths.append(([(offset + node, right) for node, right in path], probability, column))
+        ways = torch.zeros(len(feature), len(paths))
+        needed = torch.zeros(len(paths))
+        self._probability = torch.zeros(len(paths), len(concepts), device=device)
+        for leaf, (path, probability, column) in enumerate(paths):
+            for node, right in path:
+                ways[node, leaf] = 1.0 if right else -1.0
+            needed[leaf] = len(path)
+            self._probability[leaf, column] = probability
+        self._feature = torch.tensor(feature, device=device)
+        self._threshold = torch.tensor(threshold, device=device)
+        self._ways, self._needed = ways.to(device), needed.to(device)
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        went = torch.where(values[:, self._feature] > self._threshold, 1.0, -1.0)
+        return ((went @ self._ways) == self._needed).float() @ self._probability
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What is known of the tokens of a forward pass."""
+
+    runs: Runs
+    """By request."""
+    last: torch.Tensor
+    """bool ``[tokens]``, the last one of its request in this pass."""
+    owner: torch.Tensor
+    """int64 ``[tokens]``: the slot to write back to, from the last token only; nobody's for all others."""
+    facts: torch.Tensor
+    """bool ``[tokens, literals]``."""
+
+
+class Detector:
+    """What is true at each token, for several programs at once. A token sees its own request's program only where the caller
+    says so: everything here is computed for all.
+
+    Args:
+        programs: with their dictionaries (None where all concepts are words).
+        num_slots: the last one is nobody's.
+        device: where state lives.
+    """
+
+    def __init__(self, programs: Sequence[tuple[Program, Dictionary | None]], num_slots: int, device: torch.device) -> None:
+        self.device, self.nobody = device, num_slots - 1
+        concepts: list[tuple[int, str]] = [(n, name) for n, (p, _) in enumerate(programs) for name in p.concepts]
+        place = {key: column for column, key in enumerate(concepts)}
+        self._count = len(concepts)
+        # One scorer for each dictionary, whatever number of programs use it.
+        self._scorers: list[tuple[Scorer, torch.Tensor, bool]] = []
+        groups = {(id(d), p.reference): d for p, d in programs if d is not None}
+        for (key, reference), dictionary in groups.items():
+            mine = [
+                id(programs[n][1]) == key and programs[n][0].reference == reference
+                and name not in programs[n][0].words for n, name in concepts
+            ]  # fmt: skip
+            names = sorted({name for (_, name), ours in zip(concepts, mine, strict=True) if ours})
+            if names:
+                columns = [names.index(name) if ours else len(names) for (_, name), ours in zip(concepts, mine, strict=True)]
+                self._scorers.append((Scorer(dictionary, names, device), torch.tensor(columns, device=device), reference))
+        released = [programs[n][0].reference and name not in programs[n][0].words for n, name in concepts]
+        self._released = torch.tensor(released, dtype=torch.bool, device=device)
+        self._words = _Words(
+            [programs[n][0].words.get(name, []) for n, name in concepts], device
+        ) if any(p.words for p, _ in programs) else None  # fmt: skip
+        self._is_word = torch.tensor([name in programs[n][0].words for n, name in concepts], device=device)
+
+        detected = [(n, d) for n, (p, _) in enumerate(programs) for d in p.propositions]
+        self.literals = [(n, literal) for n, (p, _) in enumerate(programs) for literal in dict.fromkeys(
+            [*(d.literal for d in p.propositions), *sorted(p.given)])]  # fmt: skip
+        """Program and literal of each column of ``facts``."""
+        self.given = torch.tensor([literal in programs[n][0].given for n, literal in self.literals], device=device)
+        plain = [(n, d) for n, d in detected if not d.pattern]
+        chains = [(n, d) for n, d in detected if d.pattern]
+        self.order = [*plain, *chains]
+        """Program and proposition, in the order of the columns of scores."""
+        into = torch.zeros(len(self.order), len(self.literals))
+        for row, (n, d) in enumerate(self.order):
+            into[row, self.literals.index((n, d.literal))] = 1
+        self._into = into.to(device)
+        self._plain = _Plain(
+            [d for _, d in plain], [place[n, programs[n][0].concepts[d.concepts[0]]] for n, d in plain], device
+        )
+        self._chains = _Chains(
+            [d for _, d in chains],
+            [[place[n, programs[n][0].concepts[c]] for c in d.concepts] for n, d in chains],
+            [[place[n, programs[n][0].concepts[c]] for c in d.without] for n, d in chains], self._count, device,
+        )  # fmt: skip
+        hold = [FOREVER if d.hold is None else d.hold for _, d in self.order]
+        self._hold = torch.tensor(hold, dtype=torch.int64, device=device)
+        token = [0.5] * self._count
+        for n, (p, own) in enumerate(programs):
+            for name in p.concepts:
+                if own and name in own.names and name not in p.words:
+                    token[place[n, name]] = own[name].thresholds["token"]
+        self._token = torch.tensor(token, device=device)
+        longest = max((max(p.sentence_ends) for p, _ in programs if p.sentence_ends), default=-1)
+        ids = {i for p, _ in programs for i in p.sentence_ends}
+        self._ends = torch.zeros(longest + 2, dtype=torch.bool, device=device)  # the last: any other token
+        self._ends[sorted(ids)] = True
+        self._special = torch.tensor(sorted({i for p, _ in programs for i in p.special}), dtype=torch.int64, device=device)
+
+        def table(width: int, fill: int = NONE) -> torch.Tensor:
+            return torch.full((num_slots, width), fill, dtype=torch.int64, device=device)
+
+        width = len(self.order)
+        self.next = table(1)
+        """The position that is expected next; -1 before the first."""
+        self.missed = table(1, 0)
+        """Tokens were never seen here: what they hold may have been missed."""
+        self.broken = table(1, 0)
+        """Tokens whose hidden states were not finite."""
+        self._sentence = table(1, 0)
+        self._ids = table(self._words.reach if self._words else 1)
+        self._high, self._sum, self._seen = table(len(plain)), table(len(plain), 0), table(len(plain), 0)
+        self._last_true = table(width)
+        self._chain = table(self._chains.width)
+        self._reset = table(len(chains))
+        self.peak, self.peak_at = table(width), table(width)
+        """Highest score of each proposition so far, as :func:`~.scan.ordered`, and where."""
+
+    def reset(self, slot: int) -> None:
+        for state in self._state:
+            state[slot] = NONE
+        for state in (self.missed, self.broken, self._sentence, self._sum, self._seen):
+            state[slot] = 0
+
+    @property
+    def _state(self) -> tuple[torch.Tensor, ...]:
+        return (
+            self.next, self.missed, self.broken, self._sentence, self._ids, self._high, self._sum, self._seen,
+            self._last_true, self._chain, self._reset, self.peak, self.peak_at,
+        )  # fmt: skip
+
+    def __call__(self, hidden: torch.Tensor, tokens: Tokens) -> Passed:
+        """Note the tokens of a forward pass.
+
+        Args:
+            hidden: ``[tokens, hidden_size]``, behind the layer of the dictionaries.
+        """
+        slot, position = tokens.slot, tokens.position
+        mine = slot != self.nobody
+        same = torch.zeros_like(mine)
+        same[1:] = (slot[1:] == slot[:-1]) & (position[1:] == position[:-1] + 1)
+        expected = self.next[slot, 0]
+        runs = Runs.of(~same, position == expected)
+        last = torch.ones_like(mine)
+        last[:-1] = ~same[1:]
+        owner = torch.where(last & mine, slot, self.nobody)
+
+        gap = (runs.first & ~runs.carries & (position != 0)).to(torch.int64)[:, None]
+        missed = runs.total(gap, self.missed[slot])
+
+        ids = tokens.ids.clamp(min=-1)
+        content = mine & ~torch.isin(ids, self._special)
+        events, scores, broken = self._events(hidden, ids, slot, runs, content & (position > 0), content)
+
+        # A sentence goes on until a token that ends it; the one behind begins the next.
+        ends = self._ends[ids.clamp(min=0, max=len(self._ends) - 1)] & content
+        opened = runs.before(ends.to(torch.int64)[:, None], (self._sentence[slot] < 0).to(torch.int64), 0)[:, 0] > 0
+        began = torch.where(runs.first | opened, position, NONE)[:, None]
+        carry = torch.where(self._sentence[slot] < 0, NONE, self._sentence[slot])
+        began = runs.largest(torch.where(runs.carries[:, None] & ~opened[:, None], NONE, began), carry)
+        sentences = Runs.of(runs.first | opened, runs.carries & ~opened)
+
+        where = position[:, None]
+        plain_scores = scores[:, self._plain.concept]
+        inside = self._plain.inside(tokens.output_position)
+        high, total, seen, cond = self._plain.judge(
+            plain_scores, inside & content[:, None], runs, sentences, self._high[slot], self._sum[slot], self._seen[slot]
+        )
+        told = events[:, self._plain.concept] & inside
+        cond = torch.where(self._released[self._plain.concept], told, cond)
+        chain, reset, matched = self._chains.judge(
+            events, where, tokens.output_position, began, runs, self._chain[slot], self._reset[slot]
+        )
+        true = torch.cat([cond, matched], 1)
+        last_true = runs.largest(torch.where(true, where, NONE), self._last_true[slot])
+        holds = (last_true >= 0) & (where - last_true <= self._hold)
+        facts = ((holds.float() @ self._into) > 0) | (self.given & mine[:, None])
+
+        shown = torch.cat([plain_scores, scores[:, self._chains.final]], 1)
+        counted = torch.cat([inside & content[:, None], matched], 1)
+        key = torch.where(counted, ordered(shown), NONE)
+        peak = runs.largest(key, self.peak[slot])
+        earlier = runs.before(peak, self.peak[slot])
+        peak_at = runs.largest(torch.where((peak > earlier) & counted, where, NONE), self.peak_at[slot])
+
+        sentence = torch.where(ends[:, None], -began - 2, began)  # negative: the next token begins another
+        updates = (
+            where + 1, missed, runs.total(broken.to(torch.int64)[:, None], self.broken[slot]), sentence, self._recent,
+            high, total, seen, last_true, chain, reset, peak, peak_at,
+        )  # fmt: skip
+        for state, update in zip(self._state, updates, strict=True):
+            kept = state[self.nobody].clone()
+            state[owner] = update.to(state.dtype)
+            state[self.nobody] = kept
+        return Passed(runs, last, owner, facts)
+
+    def _events(
+        self,
+        hidden: torch.Tensor,
+        ids: torch.Tensor,
+        slot: torch.Tensor,
+        runs: Runs,
+        computed: torch.Tensor,
+        content: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Which concepts are there at each token, their scores, and where hidden states are not finite."""
+        count = len(ids)
+        scores = torch.zeros(count, self._count, device=self.device)
+        released = torch.zeros(count, self._count, dtype=torch.bool, device=self.device)
+        broken = torch.zeros(count, dtype=torch.bool, device=self.device)
+        pad = torch.nn.functional.pad
+        for scorer, columns, reference in self._scorers:
+            found = scorer(hidden)
+            broken = broken | (torch.isnan(found).any(1) & computed)
+            scores = scores + pad(found, (0, 1))[:, columns]
+            if reference:
+                released = released | pad(scorer.released(hidden), (0, 1))[:, columns]
+        above = torch.where(self._released, released, scores > self._token) & computed[:, None]
+        scores = torch.where(computed[:, None], scores, float("nan"))
+        if self._words is None:
+            self._recent = torch.full((count, 1), NONE, dtype=torch.int64, device=self.device)
+            return above, scores, broken
+        spelled, self._recent = self._words(ids, slot, runs, self._ids[slot])
+        events = torch.where(self._is_word, spelled & content[:, None], above)
+        return events, torch.where(self._is_word, spelled.float(), scores), broken
+
+
+class _Words:
+    """Concepts that are words: a token completes one of their spellings."""
+
+    def __init__(self, spellings: Sequence[Sequence[Sequence[int]]], device: torch.device) -> None:
+        rows = [(column, ids) for column, several in enumerate(spellings) for ids in several]
+        longest = max((len(ids) for _, ids in rows), default=1)
+        self.reach = max(longest - 1, 1)
+        """Tokens before this one that are remembered."""
+        table = torch.full((len(rows), self.reach + 1), -2, dtype=torch.int64)
+        into = torch.zeros(len(rows), len(spellings))
+        for row, (column, ids) in enumerate(rows):
+            table[row, self.reach + 1 - len(ids) :] = torch.tensor(list(ids))
+            into[row, column] = 1
+        self._table, self._any, self._into = table.to(device), (table == -2).to(device), into.to(device)
+
+    def __call__(
+        self, ids: torch.Tensor, slot: torch.Tensor, runs: Runs, carry: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """bool ``[tokens, concepts]``, and the last ids up to each token ``[tokens, reach]``."""
+        index = torch.arange(len(ids), device=ids.device)
+        columns = []
+        for back in range(self.reach, 0, -1):
+            source = index - back
+            inside = source >= runs.start
+            # What lies before this pass: the carry's columns are the last ``reach`` ids, the newest last.
+            missing = (runs.start - source - 1).clamp(min=0, max=self.reach - 1)
+            old = torch.where(runs.carries[runs.start], carry.gather(1, (self.reach - 1 - missing)[:, None])[:, 0], NONE)
+            columns.append(torch.where(inside, ids[source.clamp(min=0)], old))
+        history = torch.stack([*columns, ids], 1)
+        match = ((history[:, None, :] == self._table) | self._any).all(2)
+        return (match.float() @ self._into) > 0, history[:, 1:]
+
+
+def _scopes(detected: Sequence[Detected], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    return (
+        torch.tensor([d.scope != "output" for d in detected], dtype=torch.bool, device=device),
+        torch.tensor([d.scope != "prompt" for d in detected], dtype=torch.bool, device=device),
+    )
+
+
+class _Plain:
+    """Propositions that compare a score, or what it has come to, with a threshold."""
+
+    def __init__(self, detected: Sequence[Detected], concept: Sequence[int], device: torch.device) -> None:
+        def flag(values: Sequence[bool]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.bool, device=device)
+
+        self.concept = torch.tensor(concept, dtype=torch.int64, device=device)
+        self._prompt, self._output = _scopes(detected, device)
+        self._threshold = torch.tensor([d.threshold for d in detected], dtype=torch.float32, device=device)
+        self._key = ordered(self._threshold)
+        self._sentence = flag([d.level == "sentence" for d in detected])
+        self._each = flag([d.level == "token" or d.aggregate == "any" for d in detected])
+        self._mean = flag([d.level != "token" and d.aggregate == "mean" for d in detected])
+
+    def inside(self, output_position: torch.Tensor) -> torch.Tensor:
+        """bool ``[tokens, propositions]``: the token is in the scope."""
+        return torch.where((output_position < 0)[:, None], self._prompt, self._output)
+
+    def judge(
+        self, scores: torch.Tensor, inside: torch.Tensor, runs: Runs, sentences: Runs,
+        high: torch.Tensor, total: torch.Tensor, seen: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+        """Largest, sum and number of scores so far, and bool ``[tokens, propositions]``: the threshold is passed."""
+        counted = inside & ~torch.isnan(scores)
+        key = torch.where(counted, ordered(scores), NONE)
+        value, one = torch.where(counted, fixed(scores), 0), counted.to(torch.int64)
+        by = self._sentence
+        high = torch.where(by, sentences.largest(key, high), runs.largest(key, high))
+        total = torch.where(by, sentences.total(value, total), runs.total(value, total))
+        seen = torch.where(by, sentences.total(one, seen), runs.total(one, seen))
+        mean = total.double() * UNIT / seen.clamp(min=1)
+        passed = torch.where(self._mean, (mean > self._threshold) & (seen > 0), high > self._key)
+        return high, total, seen, torch.where(self._each, counted & (key > self._key), passed)
+
+
+class _Chains:
+    """Propositions that are concepts in order."""
+
+    def __init__(
+        self, detected: Sequence[Detected], steps: Sequence[Sequence[int]], resets: Sequence[Sequence[int]],
+        concepts: int, device: torch.device,
+    ) -> None:  # fmt: skip
+        longest = max(map(len, steps), default=1)
+        self._longest = longest
+        self._prompt, self._output = _scopes(detected, device)
+        # Aligned at the end; a step beyond the first is always there, and so is what came before it.
+        padded = [[concepts] * (longest - len(s)) + list(s) for s in steps]
+        self._step = torch.tensor(padded, dtype=torch.int64, device=device).reshape(len(steps), longest)
+        self._free = self._step == concepts
+        self.final = torch.tensor([s[-1] for s in steps], dtype=torch.int64, device=device)
+        resetting = torch.zeros(concepts, len(steps))
+        for column, several in enumerate(resets):
+            resetting[list(several), column] = 1
+        self._resetting = resetting.to(device)
+        self._sentence = torch.tensor([d.within == "sentence" for d in detected], dtype=torch.bool, device=device)
+        self.width = len(steps) * max(longest - 1, 1)
+
+    def judge(
+        self, events: torch.Tensor, where: torch.Tensor, output_position: torch.Tensor, began: torch.Tensor, runs: Runs,
+        chain: torch.Tensor, reset: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+        """Where the latest beginnings of each pattern lie, where it was last broken off, and where it is complete.
+
+        A pattern is there if it is there with the latest possible beginning: after the sentence's first token and after
+        whatever breaks it off. ``chain`` holds that beginning for each number of steps done.
+        """
+        count, patterns = len(events), len(self._step)
+        inside = torch.where((output_position < 0)[:, None], self._prompt, self._output)
+        broken = ((events.float() @ self._resetting) > 0) & inside
+        resets = runs.largest(torch.where(broken, where, NONE), reset)
+        before = torch.maximum(runs.before(resets, reset), torch.where(self._sentence, began - 1, NONE))
+        there = torch.nn.functional.pad(events, (0, 1))[:, self._step] & inside[:, :, None]
+        carry = chain.view(count, max(self._longest - 1, 1), patterns)
+        starts = []
+        begin = where.expand(count, patterns)  # of the steps done so far, at the token before; of none: this token
+        for step in range(self._longest):
+            free = self._free[:, step]
+            begins = torch.where(there[:, :, step], begin, NONE)
+            if step == self._longest - 1:
+                matched = there[:, :, step] & (begin > before)
+                break
+            latest = runs.largest(begins, carry[:, step])
+            starts.append(latest)
+            begin = torch.where(free, where, runs.before(latest, carry[:, step]))
+        kept = torch.stack(starts, 1) if starts else carry
+        return kept.reshape(count, -1), resets, matched

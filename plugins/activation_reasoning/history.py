@@ -1,0 +1,59 @@
+"""What was true, when: a short list of changes for each slot, from which the trace is made afterwards."""
+
+from __future__ import annotations
+
+import torch
+
+from .scan import NONE, Runs
+
+ENTRIES = 256
+"""Changes that are kept for each slot; later ones are only counted."""
+BITS = 62
+
+
+class History:
+    """Positions at which the set of facts changed, and the set from there on.
+
+    Args:
+        facts: columns.
+        num_slots: the last one is nobody's.
+        device: where it lies.
+    """
+
+    def __init__(self, facts: int, num_slots: int, device: torch.device) -> None:
+        self._facts = facts
+        self._words = max(-(-facts // BITS), 1)
+        self._shift = torch.arange(BITS, device=device)
+        self._now = torch.zeros(num_slots, self._words, dtype=torch.int64, device=device)
+        self._count = torch.zeros(num_slots, 1, dtype=torch.int64, device=device)
+        self._log = torch.full((num_slots, ENTRIES, 1 + self._words), NONE, dtype=torch.int64, device=device)
+
+    def reset(self, slot: int) -> None:
+        self._now[slot] = 0
+        self._count[slot] = 0
+        self._log[slot] = NONE
+
+    def note(self, facts: torch.Tensor, position: torch.Tensor, slot: torch.Tensor, runs: Runs, owner: torch.Tensor) -> None:
+        """Take note of the facts ``[tokens, facts]`` of a forward pass."""
+        padded = torch.nn.functional.pad(facts, (0, self._words * BITS - self._facts))
+        bits = (padded.view(len(facts), self._words, BITS).to(torch.int64) << self._shift).sum(2)
+        changed = (bits != runs.before(bits, self._now[slot], 0)).any(1)
+        count = runs.total(changed.to(torch.int64)[:, None], self._count[slot])
+        entry = (count[:, 0] - 1).clamp(min=0)
+        nobody = len(self._log) - 1
+        target = torch.where(changed & (count[:, 0] <= ENTRIES) & (slot != nobody), slot, nobody)
+        self._log[target, entry.clamp(max=ENTRIES - 1)] = torch.cat([position[:, None], bits], 1)
+        for state, update in ((self._now, bits), (self._count, count)):
+            kept = state[nobody].clone()
+            state[owner] = update
+            state[nobody] = kept
+        self._log[nobody] = NONE
+
+    def entries(self, slot: int) -> tuple[list[tuple[int, list[int]]], int]:
+        """Positions and the columns that are true from there on, and how many changes there were."""
+        count = int(self._count[slot, 0])
+        found = []
+        for position, *words in self._log[slot, : min(count, ENTRIES)].tolist():
+            true = [w * BITS + bit for w, word in enumerate(words) for bit in range(BITS) if word >> bit & 1]
+            found.append((position, true))
+        return found, count

@@ -1,0 +1,270 @@
+"""SAEs from disk, finding concepts, thresholds, and dictionaries that come back as they were saved."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from llm_steer.plugins.activation_reasoning.concepts import METHOD, Dictionary
+from llm_steer.plugins.activation_reasoning.find import (
+    Encoded,
+    Example,
+    auc,
+    find,
+    grow,
+    labels_of_tokens,
+    log_decay,
+    read_examples,
+    threshold,
+)
+from llm_steer.plugins.activation_reasoning.sae import load_sae
+from llm_steer.plugins.activation_reasoning.train_sae import encode, save, train
+from safetensors.torch import save_file
+
+from llm_steer import SteerError, UnsupportedError
+from llm_steer.artifact import ModelIdentity, load
+
+SIZE, WIDTH = 8, 40
+MODEL = ModelIdentity(architecture="LlamaForCausalLM", hidden_size=SIZE, num_layers=4)
+
+
+def weights(seed=0, **more):
+    g = torch.Generator().manual_seed(seed)
+    tensors = {
+        "W_enc": torch.randn(SIZE, WIDTH, generator=g),
+        "b_enc": torch.randn(WIDTH, generator=g) * 0.1,
+        "W_dec": torch.randn(WIDTH, SIZE, generator=g),
+        "b_dec": torch.randn(SIZE, generator=g) * 0.1,
+    }
+    return {**tensors, **more}
+
+
+def write(folder, tensors, config=None, name="sae_weights.safetensors"):
+    folder.mkdir(exist_ok=True)
+    save_file({key: value.contiguous() for key, value in tensors.items()}, folder / name)
+    if config is not None:
+        (folder / "cfg.json").write_text(json.dumps(config))
+    return folder
+
+
+X = torch.randn(50, SIZE, generator=torch.Generator().manual_seed(9))
+
+
+def saelens_encode(kind, t, x, config):
+    """The formulas of SAELens, as its documentation states them."""
+    x = x - t["b_dec"] if config.get("apply_b_dec_to_input", True) else x
+    if kind == "gated":
+        pre = x @ t["W_enc"]
+        return ((pre + t["b_gate"]) > 0) * torch.relu(pre * t["r_mag"].exp() + t["b_mag"])
+    pre = x @ t["W_enc"] + t["b_enc"]
+    if kind == "jumprelu":
+        return torch.relu(pre) * (pre > t["threshold"])
+    if kind == "topk":
+        top = pre.topk(config["k"])
+        return torch.zeros_like(pre).scatter(1, top.indices, torch.relu(top.values))
+    return torch.relu(pre)
+
+
+@pytest.mark.parametrize("subtract", [True, False])
+@pytest.mark.parametrize("kind", ["standard", "topk", "jumprelu", "gated"])
+def test_saelens_folders(kind, subtract, tmp_path):
+    tensors = weights()
+    if kind == "jumprelu":
+        tensors["threshold"] = torch.rand(WIDTH)
+    if kind == "gated":
+        del tensors["b_enc"]
+        tensors |= {name: torch.randn(WIDTH) * 0.3 for name in ("b_gate", "r_mag", "b_mag")}
+    config = {"architecture": kind, "d_in": SIZE, "d_sae": WIDTH, "apply_b_dec_to_input": subtract}
+    config |= {"k": 5} if kind == "topk" else {}
+    sae = load_sae(write(tmp_path / "sae", tensors, config), SIZE)
+    assert (sae.architecture, sae.width) == (kind, WIDTH)
+    assert torch.allclose(sae.encode(X), saelens_encode(kind, tensors, X, config), atol=1e-4)
+    assert torch.allclose(sae.decode(sae.encode(X)), sae.encode(X) @ tensors["W_dec"] + tensors["b_dec"], atol=1e-4)
+    if kind != "topk":  # a few rows by themselves are what they are in the whole
+        some = torch.tensor([3, 17, 20])
+        assert torch.allclose(sae.features(some)(sae.prepare(X)), sae.encode(X)[:, some], atol=1e-4)
+
+
+def test_sparsify_and_plain_folders(tmp_path):
+    tensors = weights()
+    other = {"encoder.weight": tensors["W_enc"].T, "encoder.bias": tensors["b_enc"], "W_dec": tensors["W_dec"],
+             "b_dec": tensors["b_dec"]}  # fmt: skip
+    sae = load_sae(write(tmp_path / "a", other, {"k": 6, "activation": "topk", "d_in": SIZE}, "sae.safetensors"))
+    assert torch.allclose(sae.encode(X), saelens_encode("topk", tensors, X, {"k": 6}), atol=1e-4)
+    plain = load_sae(write(tmp_path / "b", {**tensors, "threshold": torch.ones(WIDTH)}, None, "x.safetensors"))
+    assert plain.architecture == "jumprelu"
+
+
+def test_inputs_that_are_normalised_first(tmp_path):
+    config = {"architecture": "standard", "normalize_activations": "constant_norm_rescale"}
+    sae = load_sae(write(tmp_path / "a", weights(), config))
+    scaled = X * math.sqrt(SIZE) / X.norm(dim=1, keepdim=True)
+    assert torch.allclose(sae.encode(X), saelens_encode("standard", weights(), scaled, {}), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "config", "error", "what"),
+    [
+        ({"W_dec": torch.zeros(3, SIZE)}, {}, SteerError, r"tensor W_dec: got '\[3, 8\]'; must be of shape \[40, 8\]"),
+        ({"b_dec": torch.full((SIZE,), float("nan"))}, {}, SteerError, "tensor b_dec: got 'NaN or infinity'"),
+        ({}, {"architecture": "temporal"}, UnsupportedError, "temporal"),
+        ({}, {"architecture": "topk"}, SteerError, "k: got 0"),
+        ({}, {"normalize_activations": "covariance_whitening"}, UnsupportedError, "covariance_whitening"),
+    ],
+)
+def test_saes_that_cannot_be_read(change, config, error, what, tmp_path):
+    with pytest.raises(error, match=what):
+        load_sae(write(tmp_path / "a", weights(**change), config))
+
+
+def test_an_sae_of_another_width_or_nothing(tmp_path):
+    with pytest.raises(SteerError, match="hidden states of 8'; must be made for 9"):
+        load_sae(write(tmp_path / "a", weights()), 9)
+    with pytest.raises(SteerError, match="no such folder"):
+        load_sae(tmp_path / "nothing")
+    (tmp_path / "a" / "sae_weights.safetensors").write_bytes(b"pickle")
+    with pytest.raises(SteerError, match="valid files"):
+        load_sae(tmp_path / "a")
+
+
+# -- thresholds ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_threshold_lies_between_the_classes():
+    """Spec E: where the released code returns 1.0 and never fires."""
+    tau, balanced = threshold(torch.tensor([0.0, 0, 1, 1]), torch.tensor([0, 0, 1, 1]).bool())
+    assert 0 < tau < 1
+    assert balanced == 1.0
+
+
+@given(data=st.lists(st.tuples(st.integers(-5, 5), st.booleans()), min_size=2, max_size=30))
+def test_no_other_threshold_is_better(data):
+    scores, labels = torch.tensor([float(s) for s, _ in data]), torch.tensor([b for _, b in data])
+    if labels.all() or not labels.any():
+        with pytest.raises(SteerError, match="both classes"):
+            threshold(scores, labels)
+        return
+
+    def balanced(tau):
+        return float(((scores > tau)[labels].float().mean() + (scores <= tau)[~labels].float().mean()) / 2)
+
+    tau, claimed = threshold(scores, labels)
+    assert claimed == pytest.approx(balanced(tau))
+    inner = [x + 0.5 for x in range(int(scores.min()), int(scores.max()))]
+    assert claimed == pytest.approx(max(map(balanced, inner), default=0.5), abs=1e-6)
+    pairs = [(a, b) for a, la in data for b, lb in data if la and not lb]
+    assert auc(scores, labels) == pytest.approx(sum((a > b) + (a == b) / 2 for a, b in pairs) / len(pairs))
+
+
+def test_weights_of_the_paper():
+    """Spec E."""
+    assert log_decay(1) == [1.0]
+    assert log_decay(3) == pytest.approx([1.7569, 0.8785, 0.3646], abs=1e-4)
+    assert log_decay(5) == pytest.approx([2.1477, 1.3169, 0.8309, 0.4860, 0.2185], abs=1e-4)
+
+
+# -- finding -------------------------------------------------------------------------------------------------------------
+
+
+def examples(count=60, seed=0):
+    """Texts of which half hold tokens that lie 3 further along the first axis; the label is on the tokens."""
+    g = torch.Generator().manual_seed(seed)
+    found = []
+    for index in range(count):
+        hidden = torch.randn(12, SIZE, generator=g)
+        labels = torch.zeros(12, dtype=torch.bool)
+        if index % 2:
+            labels[torch.randperm(12, generator=g)[:3]] = True
+        hidden[labels, 0] += 3
+        found.append(Encoded(hidden, {"c": labels}, index % 5 < 2))
+    return found
+
+
+@pytest.fixture
+def sae(tmp_path):
+    """Feature 7 reads the first axis; the others are noise that is hardly ever active."""
+    tensors = weights(b_enc=torch.full((WIDTH,), -6.0), b_dec=torch.zeros(SIZE))
+    tensors["W_enc"][:, 7] = torch.eye(SIZE)[0]
+    tensors["W_dec"][7] = torch.eye(SIZE)[0] * 2
+    tensors["b_enc"][7] = 0.0
+    return load_sae(write(tmp_path / "sae", tensors))
+
+
+@pytest.mark.parametrize("method", ["single", "top_k", "relational", "direction", "probe"])
+def test_a_concept_is_found_judged_and_saved(method, sae, tmp_path):
+    concept = find("c", examples(), method, sae if method not in ("direction", "probe") else None, top_k=3)
+    least = 0.8 if method == "relational" else 0.9  # a tree has few different scores
+    assert concept.report["token/auc"] > least
+    assert concept.report["max/auc"] > least
+    assert concept.steer[0] > 0.7
+    assert concept.steer.norm().item() == pytest.approx(1)
+    if method in ("single", "top_k"):
+        assert concept.indices[0] == 7
+    held_out = [e for e in examples() if e.held_out]
+    scores = torch.cat([concept.score(e.hidden) for e in held_out])
+    labels = torch.cat([e.labelled["c"] for e in held_out])
+    hits = scores > concept.thresholds["token"]
+    balanced = (hits[labels].float().mean() + (~hits)[~labels].float().mean()) / 2
+    assert balanced.item() == pytest.approx(concept.report["token/balanced_accuracy"], abs=1e-5)
+
+    Dictionary((concept,), 2).to_artifact(MODEL, {"data": "x"}).save(tmp_path / "out")
+    again = Dictionary.from_artifact(load(tmp_path / "out", METHOD))
+    assert again.layer == 2
+    assert (again["c"].kind, again["c"].indices, again["c"].thresholds) == (
+        concept.kind,
+        concept.indices,
+        concept.thresholds,
+    )
+    assert torch.allclose(again["c"].score(X), concept.score(X), atol=1e-5)
+    assert torch.equal(again["c"].steer, concept.steer)
+
+
+def test_too_little_data_and_methods_without_an_sae():
+    with pytest.raises(SteerError, match="at least 4 of each"):
+        find("c", examples(10), "direction")
+    with pytest.raises(SteerError, match="without an SAE use direction or probe"):
+        find("c", examples(), "top_k")
+
+
+def test_a_tree_separates_what_needs_two_features():
+    x = torch.rand(400, 3, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0.5) != (x[:, 2] > 0.5)
+    y = y | ((x[:, 0] > 0.9) & (x[:, 2] > 0.9))  # or neither feature alone says anything, and a greedy tree is lost
+    tree = grow(x, y, 4)
+    assert ((tree.score(x) > 0.5) == y).float().mean() > 0.95
+    assert max(len(path) for path, _ in tree.leaves()) <= 4
+
+
+def test_labels_of_tokens():
+    spans = Example("a cat sat", frozenset({"cat"}), ((2, 5, "cat"),))
+    assert labels_of_tokens(spans, "cat", [(0, 1), (1, 5), (5, 9)]) == [False, True, False]
+    assert labels_of_tokens(Example("a", frozenset({"x"})), "x", [(0, 1), (1, 2)]) == [True, True]
+
+
+def test_examples_are_read_and_mistakes_named(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"text": "a b", "labels": ["x"]}\n\n{"text": "c", "spans": [[0, 1, "y"]]}\n')
+    assert [sorted(e.labels) for e in read_examples(path)] == [["x"], ["y"]]
+    for line in ("{", '{"labels": []}', '{"text": "a", "spans": [[1]]}', "[1]"):
+        path.write_text('{"text": "a"}\n' + line)
+        with pytest.raises(SteerError, match="--data, line 2"):
+            read_examples(path)
+
+
+@pytest.mark.parametrize("architecture", ["topk", "jumprelu"])
+def test_a_small_sae_learns_sparse_directions(architecture, tmp_path):
+    g = torch.Generator().manual_seed(0)
+    directions = torch.nn.functional.normalize(torch.randn(16, SIZE, generator=g), dim=1)
+    code = torch.rand(4000, 16, generator=g) * (torch.rand(4000, 16, generator=g) < 0.12)
+    rows = 50 * code @ directions + 7
+    result = train(rows, 32, 2, 300, architecture, batch=256, lr=3e-3)
+    assert result.explained > 0.7
+    assert result.active == pytest.approx(2, abs=1.0)
+    save(result, tmp_path / "sae", 2, 1, "toy")
+    sae = load_sae(tmp_path / "sae", SIZE)
+    assert sae.hook == "blocks.1.hook_resid_post"
+    assert torch.allclose(sae.encode(rows[:50]), encode(result.tensors, rows[:50], 2), atol=1e-2)

@@ -1,0 +1,364 @@
+"""The plugin on Hugging Face models, against greedy decoding by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from llm_steer.plugins.activation_reasoning import ActivationReasoning, ActivationReasoningParams
+from llm_steer.plugins.activation_reasoning.concepts import LEVELS, Dictionary, direction_concept
+
+from llm_steer import SteerError, UnsupportedError, spec, steer
+from llm_steer.artifact import ModelIdentity
+from llm_steer.plugin import Context, Rows
+from llm_steer.runtime import Runtime
+from llm_steer.tracking import Markers
+
+GREEDY = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None}
+PROMPT = [1, 30, 31, 32, 33, 34]
+OTHER = [1, 60, 61, 62]
+
+
+@pytest.fixture(autouse=True)
+def _registered(register):
+    register(ActivationReasoning)
+
+
+@pytest.fixture
+def model(tiny_model):
+    return tiny_model()
+
+
+def states(model, ids: list[int], layer: int = 0) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.tensor([ids]), output_hidden_states=True).hidden_states[layer + 1][0]
+
+
+@pytest.fixture
+def direction(model):
+    """Of what token 33 looks like, next to all others of the prompt."""
+    h = states(model, PROMPT)
+    return torch.nn.functional.normalize(h[4] - h[[1, 2, 3, 5]].mean(0), dim=0)
+
+
+@pytest.fixture
+def folder(model, direction, tiny_tokenizer, tmp_path):
+    """A dictionary of one concept, c33, whose threshold token 33 passes."""
+    scores = states(model, PROMPT)[1:] @ direction
+    top, next_ = scores.topk(2).values.tolist()
+    thresholds = dict.fromkeys(LEVELS, (top + next_) / 2)
+    dictionary = Dictionary((direction_concept("c33", direction, 0.0, thresholds),), 0)
+    identity = ModelIdentity.of(model.config, architecture=type(model).__name__, tokenizer=tiny_tokenizer)
+    dictionary.to_artifact(identity, {}).save(tmp_path / "dictionary")
+    return tmp_path
+
+
+@pytest.fixture
+def write(folder):
+    def make(text: str, name: str = "rules.yaml") -> str:
+        path = folder / name
+        path.write_text(f"dictionary: {folder}/dictionary\n{text}")
+        return str(path)
+
+    return make
+
+
+CHAIN = """
+concepts: {late: {words: [w400]}}
+rules: [c33 -> a, a -> b, b and not late -> c]
+actions: [{when: c, steer: {concept: c33, strength: -0.8, decay: 0.75}, duration: 4}]
+"""
+
+
+def by_hand(model, direction, prompt: list[int], steps: int, strength: float, decay: float, duration: int, layer: int = 0):
+    """No cache, no plugin: the whole sequence again for each token, hidden states changed where they should be."""
+    threshold = None
+    h = states(model, PROMPT)[1:] @ direction
+    top, next_ = h.topk(2).values.tolist()
+    threshold = (top + next_) / 2
+    ids = list(prompt)
+
+    def hook(_, __, output):
+        hidden = output if isinstance(output, torch.Tensor) else output[0]
+        detected = [t for t in range(1, hidden.shape[1]) if float(seen[t] @ direction) > threshold]
+        if not detected:
+            return
+        start = max(detected[0], len(prompt) - 1)
+        for t in range(start, min(start + duration, hidden.shape[1])):
+            dose = torch.tensor(strength * decay ** (t - start), dtype=torch.float16).float()
+            hidden[0, t] += dose * hidden[0, t].norm() * direction
+
+    while len(ids) < len(prompt) + steps:
+        seen = states(model, ids)
+        handle = model.model.layers[layer].register_forward_hook(hook)
+        with torch.no_grad():
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+        handle.remove()
+    return ids
+
+
+def test_greedy_is_what_it_is_by_hand(model, direction, write, tiny_tokenizer):
+    expected = by_hand(model, direction, PROMPT, 10, -0.8, 0.75, 4)
+    plain = model.generate(torch.tensor([PROMPT]), **GREEDY)[0].tolist()
+    assert expected != plain
+    steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=write(CHAIN))
+    assert model.generate(torch.tensor([PROMPT]), **GREEDY)[0].tolist() == expected
+    (part,) = model.steering.traces[0]["plugins"]
+    moment = part["moments"][0]
+    assert moment["position"] == 4
+    assert moment["detected"] == ["c33"]
+    assert moment["concluded"] == ["a", "b", "c"]
+    assert [step["rules"] for step in moment["proofs"]["c"]] == [[], ["c33 -> a"], ["a -> b"], ["b and not late -> c"]]
+    assert moment["actions"] == [{"kind": "steer", "when": "c", "concept": "c33"}]
+    assert part["propositions"][0]["at"] == 4
+    assert part["missed_tokens"] is False
+    json.dumps(part)
+
+
+def test_a_later_layer_is_steered_by_what_an_earlier_one_shows(model, direction, write, tiny_tokenizer):
+    expected = by_hand(model, direction, PROMPT, 10, 1.5, 1.0, 3, layer=1)
+    rules = write("actions: [{when: c33, steer: {concept: c33, strength: 1.5, layers: [1]}, duration: 3}]")
+    steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=rules)
+    assert model.generate(torch.tensor([PROMPT]), **GREEDY)[0].tolist() == expected
+
+
+def test_rows_of_a_batch_are_each_as_alone_and_unsteered_ones_untouched(model, direction, write, tiny_tokenizer):
+    ids = torch.tensor([PROMPT, [0, 0, *OTHER], PROMPT, [0, *PROMPT[:5]]])
+    inputs = {"input_ids": ids, "attention_mask": (ids != 0).long()}
+    options = {**GREEDY, "return_dict_in_generate": True, "output_logits": True}
+    plain = model.generate(**inputs, **options)
+    strong = write("actions: [{when: c33, steer: {concept: c33, strength: 1.9}}]", "strong.yaml")
+    steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=write(CHAIN))
+    result = model.generate(**inputs, **options, steer=[True, True, "off", {"rules": strong}])
+    traces = model.steering.traces
+    moments = traces[1]["plugins"][0]["moments"]
+    quiet = moments[0]["position"] - len(OTHER) + 1 if moments else 10
+    for step in range(10):  # not steered, and as long as nothing is detected: the same bits
+        assert torch.equal(result.logits[step][2], plain.logits[step][2])
+        assert step >= quiet or torch.equal(result.logits[step][1], plain.logits[step][1])
+    assert quiet > 0
+    assert result.sequences[0].tolist() == by_hand(model, direction, PROMPT, 10, -0.8, 0.75, 4)
+    assert result.sequences[3, 1:].tolist() == by_hand(model, direction, PROMPT[:5], 10, 1.9, 1.0, 99)
+    assert traces[2] is None
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5])
+def test_prompts_in_portions_change_nothing(chunk, model, write, tiny_tokenizer):
+    steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=write(CHAIN))
+    whole = model.generate(torch.tensor([PROMPT]), **GREEDY)
+    trace = model.steering.traces[0]["plugins"]
+    parts = model.generate(torch.tensor([PROMPT]), **GREEDY, prefill_chunk_size=chunk)
+    assert torch.equal(parts, whole)
+    again = model.steering.traces[0]["plugins"]
+    assert again[0]["moments"] == trace[0]["moments"]
+
+
+def test_a_proposition_that_ends_takes_its_action_back(model, direction, write, tiny_tokenizer):
+    rules = write(
+        "propositions: {c33: {hold: 2}}\nactions: [{when: c33, steer: {concept: c33, strength: -0.8, decay: 0.75}}]"
+    )
+    steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=rules)
+    out = model.generate(torch.tensor([PROMPT]), **GREEDY)[0].tolist()
+    moments = model.steering.traces[0]["plugins"][0]["moments"]
+    assert (moments[0]["position"], moments[0]["detected"]) == (4, ["c33"])
+    if moments[1]["ended"]:  # 4, 5 and 6 are steered
+        assert moments[1]["position"] == 7
+        assert out == by_hand(model, direction, PROMPT, 10, -0.8, 0.75, 2)
+
+
+def test_strength_zero_only_watches(model, write, tiny_tokenizer):
+    plain = model.generate(torch.tensor([PROMPT]), **GREEDY)
+    steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=write(CHAIN), strength=0.0)
+    assert torch.equal(model.generate(torch.tensor([PROMPT]), **GREEDY), plain)
+    assert model.steering.traces[0]["plugins"][0]["moments"][0]["concluded"] == ["a", "b", "c"]
+
+
+def test_tokens_are_forced_forbidden_and_the_output_is_stopped(model, write, tiny_tokenizer):
+    plain = model.generate(torch.tensor([PROMPT]), **GREEDY)[0, len(PROMPT) :].tolist()
+    first = tiny_tokenizer.convert_ids_to_tokens(plain[0])
+
+    def run(text, prompt=PROMPT, **options):
+        steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=write(text))
+        return model.generate(torch.tensor([prompt]), **{**GREEDY, **options})[0, len(prompt) :].tolist()
+
+    w70, w71 = tiny_tokenizer.convert_tokens_to_ids(["w70", "w71"])
+    forced = run("actions: [{when: c33, force: [w70, w71]}]")
+    assert forced[0] in (w70, w71)
+    assert forced[1] not in (w70, w71)
+    assert set(run("actions: [{when: c33, force: [w70, w71], duration: 3}]")[:3]) <= {w70, w71}
+    assert plain[0] not in run(f"actions: [{{when: c33, forbid: [{first}]}}]")
+    assert run("actions: [{when: c33, stop: true}]", eos_token_id=2) == [2]
+    assert run("actions: [{when: nothing, stop: true}]\nconcepts: {nothing: {words: [w400]}}") == plain
+    # The higher priority acts, then the first.
+    assert run("actions: [{when: c33, force: [w70]}, {when: c33, force: [w71], priority: 1}]")[0] == w71
+    assert run("actions: [{when: c33, force: [w70]}, {when: c33, force: [w71]}]")[0] == w70
+    assert run("actions: [{when: c33, force: [w70]}, {when: c33, forbid: [w70], priority: 1}]")[0] != w70
+
+
+def test_a_contradiction_takes_actions_back_unless_the_file_says_otherwise(model, write, tiny_tokenizer):
+    text = "rules: [c33 -> a, a and b -> false]\nactions: [{when: a, force: [w70]}]\n"
+    w70 = tiny_tokenizer.convert_tokens_to_ids("w70")
+    for extra, facts, acts in (("", [], True), ("", ["b"], False), ("on_contradiction: ignore\n", ["b"], True)):
+        rules = write(text + extra + "concepts: {b: {words: [w400]}}")
+        steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=rules, facts=facts)
+        assert (int(model.generate(torch.tensor([PROMPT]), **GREEDY)[0, len(PROMPT)]) == w70) == acts
+        assert bool(model.steering.traces[0]["plugins"][0]["moments"][-1]["contradiction"]) == bool(facts)
+
+
+def test_facts_of_closed_semantics_are_positive(model, write, tiny_tokenizer):
+    with pytest.raises(SteerError, match=r"facts: got 'not b'"):
+        steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=write(CHAIN), facts=["not b"])
+
+
+def test_rules_and_facts_of_one_request(model, write, tiny_tokenizer):
+    rules = write("rules: [c33 -> a]\nactions: [{when: goal, force: [w70]}]\nconcepts: {goal: {words: [w400]}}")
+    w70 = tiny_tokenizer.convert_tokens_to_ids("w70")
+    steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=rules)
+    ids = torch.tensor([PROMPT, PROMPT, PROMPT])
+    out = model.generate(
+        ids, **GREEDY, steer=[True, {"extra_rules": ["a -> goal"]}, {"extra_rules": ["a and key -> goal"], "facts": ["key"]}]
+    )
+    assert [row == w70 for row in out[:, len(PROMPT)].tolist()] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("actions: [{when: c34, stop: true}]", r"got 'c34'; must be a concept .*did you mean 'c33'"),
+        ("actions: [{when: c33, steer: {concept: c33, strength: 1, layers: [7]}}]", "between 0 and 1 in this model"),
+        ("actions: [{when: c33, force: [' ']}]", "visible character"),
+        ("detection: reference", "whole SAE"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused(text, what, model, write, tiny_tokenizer):
+    with pytest.raises(SteerError, match=what):
+        steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=write(text))
+
+
+def test_a_dictionary_of_another_width_is_refused(tiny_tokenizer, model, folder, tmp_path):
+    identity = ModelIdentity(architecture="LlamaForCausalLM", hidden_size=48, num_layers=2)
+    dictionary = Dictionary((direction_concept("x", torch.ones(48), 0.0, dict.fromkeys(LEVELS, 1.0)),), 0)
+    dictionary.to_artifact(identity, {}).save(tmp_path / "wide")
+    (tmp_path / "f.yaml").write_text(f"dictionary: {tmp_path}/wide\nactions: [{{when: x, log: true}}]")
+    with pytest.raises(SteerError, match="hidden_size: got 48; must be this model's: 32"):
+        steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=str(tmp_path / "f.yaml"))
+
+
+def test_beams_are_refused(model, write, tiny_tokenizer):
+    steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=write(CHAIN))
+    with pytest.raises(UnsupportedError, match="depends on what the model computed"):
+        model.generate(torch.tensor([PROMPT]), num_beams=2, max_new_tokens=3)
+
+
+def test_a_mask_by_others_wins_and_rows_of_others_stay(write, model, tiny_tokenizer):
+    steering = steer(model, "activation_reasoning", tokenizer=tiny_tokenizer,
+                     rules=write("actions: [{when: c33, force: [w70]}]")).steering  # fmt: skip
+    (resolved,) = steering._resolved
+    context = Context(3, torch.device("cpu"), 512, 2, 32, 64, shelf=steering.shelf)
+    runtime = Runtime(context, Markers(), declared=(resolved,))
+    runtime.admit(0, (resolved,), torch.tensor(PROMPT))
+    tokens = runtime.forward(torch.tensor(PROMPT), torch.zeros(6, dtype=torch.int64), torch.arange(6))
+    runtime.residual(0, states(model, PROMPT).clone(), tokens)
+    w70 = tiny_tokenizer.convert_tokens_to_ids("w70")
+    logits = torch.randn(2, 512)
+    logits[0, w70] = float("-inf")
+    before = logits.clone()
+    live = torch.tensor([True, False])
+    zero = torch.zeros(2, dtype=torch.int64)
+    rows = Rows(torch.tensor([0, 2]), zero, live, zero, live, live)
+    plugin = runtime.plugin(ActivationReasoning)
+    plugin.logits(logits, rows)
+    assert torch.equal(logits, before), "nothing would be left: the other mask wins"
+    logits[0, w70] = 0.0
+    plugin.logits(logits, rows)
+    assert logits[0].isfinite().nonzero().flatten().tolist() == [w70]
+    assert torch.equal(logits[1], before[1])
+
+
+def test_states_that_are_not_finite_steer_nothing(write, model, tiny_tokenizer):
+    steering = steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=write(CHAIN)).steering
+    (resolved,) = steering._resolved
+    runtime = Runtime(Context(2, torch.device("cpu"), 512, 2, 32, 64, shelf=steering.shelf), Markers(), declared=(resolved,))
+    runtime.admit(0, (resolved,), torch.tensor(PROMPT))
+    hidden = states(model, PROMPT).clone()
+    hidden[2:4] = float("nan")
+    hidden[5] = float("inf")
+    tokens = runtime.forward(torch.tensor(PROMPT), torch.zeros(6, dtype=torch.int64), torch.arange(6))
+    delta = runtime.plugin(ActivationReasoning).residual(0, hidden, tokens)
+    assert torch.equal(delta, torch.zeros_like(delta))
+    assert runtime.plugin(ActivationReasoning).finish(0, tokens, None)["broken_tokens"] == 3
+
+
+def test_resolving_twice_is_resolving_once(write, model, tiny_tokenizer):
+    steering = steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=write(CHAIN)).steering
+    (resolved,) = steering._resolved
+    assert spec.resolve((resolved,), None) == (resolved,)
+    assert spec.from_wire(json.loads(json.dumps(spec.to_wire((resolved,))))) == (resolved,)
+
+
+def test_unresolved_parameters_never_reach_a_batch():
+    context = Context(2, torch.device("cpu"), 512, 2, 32, 64, declared=(ActivationReasoningParams(rules="x"),))
+    with pytest.raises(ValueError, match="not resolved"):
+        ActivationReasoning(context)
+
+
+def test_the_layer_hook_is_one_graph(write, model, tiny_tokenizer):
+    """Traced whole, with state changed in place, it does what it does without: no branch on data, no wait."""
+    text = """
+concepts: {w: {words: [w25, w26 w27]}, other: {words: [w28]}}
+propositions:
+  pair: {pattern: [w, other], within: scope}
+  c33: {level: sentence}
+  lasting: {concept: c33, level: global, aggregate: mean}
+rules: [c33 -> a, pair and not a -> b, lasting -> c, a -> d, d -> a]
+actions:
+  - {when: a or c, steer: {concept: c33, strength: -0.8, decay: 0.75, layers: [0, 1]}, duration: 4}
+  - {when: b, forbid: [w70]}
+"""
+    steering = steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=write(text)).steering
+    (resolved,) = steering._resolved
+    context = Context(3, torch.device("cpu"), 512, 2, 32, 64, shelf=steering.shelf)
+    plain, traced = (Runtime(context, Markers(), declared=(resolved,)) for _ in range(2))
+    hook = torch.compile(traced.plugin(ActivationReasoning).residual, fullgraph=True, backend="eager")
+    hidden = states(model, PROMPT)
+    for runtime in (plain, traced):
+        for slot in (0, 1):
+            runtime.admit(slot, (resolved,), torch.tensor(PROMPT[:4]))
+    slots, positions = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([0, 1, 2, 0, 1, 2])
+    with torch.inference_mode():
+        for turn in range(4):
+            ids, at = torch.tensor([*PROMPT[turn : turn + 3], 33, 34, 25]), positions + 3 * turn
+            tokens = [runtime.forward(ids, slots, at) for runtime in (plain, traced)]
+            for layer in (0, 1):
+                expected = plain.plugin(ActivationReasoning).residual(layer, hidden + turn, tokens[0])
+                found = (traced.plugin(ActivationReasoning).residual if layer else hook)(layer, hidden + turn, tokens[1])
+                assert torch.equal(found, expected)
+                assert (found.abs().sum() > 0) == (turn in (1, 2)), turn  # the prompts end in turn 1; 4 tokens are steered
+
+
+def test_requests_from_outside_choose_among_the_files_that_were_named(write, model, tiny_tokenizer, monkeypatch):
+    from llm_steer.plugins.activation_reasoning import params
+
+    from llm_steer.artifact import Shelf
+    from llm_steer.tokens import Vocabulary
+
+    monkeypatch.setattr(params, "_LOADED", {})
+    steering = steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=write(CHAIN, "animals.yaml")).steering
+    (resolved,) = steering._resolved
+    vocabulary, outside = Vocabulary(tiny_tokenizer, 512), Shelf(steering.shelf.model)
+    for name in ("animals", resolved.params.rules):
+        asked = ActivationReasoningParams(rules=name).resolve(vocabulary, outside)
+        assert asked.program == resolved.params.program
+        assert asked.resolve(vocabulary, outside) == asked
+    for fields, what in (
+        ({"rules": "/etc/passwd"}, "rules: got '/etc/passwd'; must be one of the files that were named at start: animals"),
+        ({"rules": "rules: [a]\n"}, "one of the files"),
+        ({"rules": "animals", "extra_rules": ["a -> b"]}, "extra_rules.*not from outside"),
+        ({"program": "abc"}, "program: got 'abc'; must be left out"),
+    ):
+        with pytest.raises(SteerError, match=what):
+            ActivationReasoningParams(**fields).resolve(vocabulary, outside)
+    for text in ("abc", "0" * 10_000, "\u20ac"):
+        with pytest.raises(SteerError, match="what this plugin filled in"):
+            params.parse_program(text)
