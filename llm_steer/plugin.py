@@ -10,7 +10,7 @@ both meet in this file. Hooks are called in the order in which data flows throug
 ``residual(layer, hidden, tokens)``  behind each layer the plugin asked for, inside the forward pass: returns what to add
 ``logits(logits, rows)``           once per forward pass, after it
 ``finish(slot, tokens, rows)``     once when the request ends; returns the trace
-``combine(responses)``             once per chat request, after everything ran (voting)
+``read``, ``decided``, ``combine``  per chat request, as responses come and after the last (voting)
 =================================  ====================================================================================
 
 Three rules keep every method right on every host:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import torch
 
     from llm_steer.artifact import Shelf
+    from llm_steer.engines.base import Response
     from llm_steer.tokens import Vocabulary
 
 __all__ = ["Context", "Flag", "Params", "Plugin", "Rows", "Tokens"]
@@ -206,17 +207,67 @@ class Plugin(Generic[P]):
         """Allocate what the plugin needs. Every slot starts inert, and nobody's slot stays so."""
         self.context = context
 
+    @classmethod
+    def first_steered(cls, params: P, prompt_len: int) -> int | None:
+        """First position whose hidden states ``residual`` may change; None: it changes none.
+
+        Keys and values before it are those of the model as it is, and may be shared through a prefix cache. Steering that
+        spares the prompt answers ``prompt_len - 1``: from that position the first output token is predicted.
+        """
+        return 0
+
     # -- one chat request, before and after -----------------------------------------------------------------------------
+
+    votes: ClassVar[bool] = False
+    """True when one chat request is answered by several: the four hooks below are for such plugins. They are functions of
+    their arguments, run where the chat request arrives (an ``Engine``, the HTTP server), and see no token."""
 
     @classmethod
     def expand(cls, request: Mapping[str, Any], params: P) -> list[dict[str, Any]]:
-        """Turn one chat request (OpenAI ``/v1/chat/completions`` body) into the requests that answer it."""
+        """Turn one chat request into the requests that answer it.
+
+        Args:
+            request: OpenAI ``/v1/chat/completions`` body; fields that the plugin does not know stay as they are.
+
+        Raises:
+            SteerError: a request that cannot be answered in this way.
+        """
         return [dict(request)]
 
     @classmethod
-    def combine(cls, responses: Sequence[Mapping[str, Any]], params: P) -> dict[str, Any]:
-        """Turn the responses of the expanded requests into the one that the caller sees."""
-        return dict(responses[0])
+    def read(cls, request: Mapping[str, Any], index: int, response: Response, params: P) -> dict[str, Any]:
+        """What one response says: JSON types only. May take its time; runs in a thread of its own, several at once.
+
+        Args:
+            index: in the list that ``expand`` returned.
+            response: failed and cut ones too.
+        """
+        return {}
+
+    @classmethod
+    def decided(cls, request: Mapping[str, Any], readings: Sequence[Mapping[str, Any] | None], params: P) -> bool:
+        """The answer is the same whatever the responses will say that have not been read: they are aborted.
+
+        Args:
+            readings: in the order of ``expand``; None where nothing was read yet.
+        """
+        return False
+
+    @classmethod
+    def combine(
+        cls,
+        request: Mapping[str, Any],
+        responses: Sequence[Response | None],
+        readings: Sequence[Mapping[str, Any] | None],
+        params: P,
+    ) -> tuple[str, dict[str, Any]]:
+        """The text that the caller sees, and what is told beside it: JSON types only.
+
+        Args:
+            responses: in the order of ``expand``; None where none came.
+            readings: None where a response was aborted.
+        """
+        raise NotImplementedError(f"{cls.name} does not vote")
 
     # -- one request ----------------------------------------------------------------------------------------------------
 

@@ -86,7 +86,10 @@ def test_a_plugin_that_overrides_nothing_does_nothing():
         plugin.residual(0, hidden, None)  # type: ignore[arg-type]
     assert plugin.finish(0, None, None) == {}  # type: ignore[arg-type]
     assert Quiet.expand({"model": "m"}, Settings()) == [{"model": "m"}]
-    assert Quiet.combine([{"id": 1}], Settings()) == {"id": 1}
+    assert not Quiet.votes
+    assert not Quiet.decided({}, [None], Settings())
+    with pytest.raises(NotImplementedError, match="quiet does not vote"):
+        Quiet.combine({}, [], [], Settings())
     assert not Quiet.feedback
     assert not Quiet.needs_boundaries
 

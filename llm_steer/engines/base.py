@@ -45,7 +45,7 @@ class Request:
     """Instead of ``messages``: used as it is, without a chat template."""
     sampling: Sampling = field(default_factory=Sampling)
     steer: Any = None
-    """As in ``steer(model, ...)``: a name, a mapping with ``name``, a list of these, ``"off"``; None: the engine's default."""
+    """As in ``steer(model, ...)``: a name, a mapping with ``name``, a list, ``"off"``; None: the engine's default."""
     trace: bool = False
     """Ask for :attr:`Response.steering`."""
     template: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,190 @@
+"""What the engines share: checks of requests, hashes for :meth:`Engine.identity`, responses from another thread."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import queue
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from llm_steer.engines.base import Request, Response, Sampling, Stream
+from llm_steer.errors import SteerError, shorten_text
+
+
+def failed(error: object) -> Response:
+    """The response to a request that could not be run."""
+    return Response(finish="error", error=str(error))
+
+
+def check(requests: Sequence[Request]) -> None:
+    """Raise ``SteerError`` for what no engine could take."""
+    for index, request in enumerate(requests):
+        where = f"requests[{index}]"
+        messages: Any = request.messages
+        if (request.messages is None) == (request.prompt is None):
+            raise SteerError(f"{where}.messages", request.messages, "given, unless prompt is, and not beside it")
+        if messages is not None:
+            if isinstance(messages, str) or not messages:
+                raise SteerError(f"{where}.messages", messages, "a list with at least one message")
+            for message in messages:
+                if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
+                    raise SteerError(f"{where}.messages", message, 'mappings {"role": ..., "content": ...}')
+            if request.continues and messages[-1]["role"] != "assistant":
+                raise SteerError(f"{where}.messages", messages[-1], "ended by the assistant's, to be continued")
+        elif not request.prompt:
+            raise SteerError(f"{where}.prompt", request.prompt, "a text, or token ids, that is not empty")
+        _check_sampling(request.sampling, f"{where}.sampling")
+
+
+def _check_sampling(sampling: Sampling, where: str) -> None:
+    stop: Any = sampling.stop
+
+    def whole(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool)
+
+    for name, good, valid in (
+        ("max_tokens", whole(sampling.max_tokens) and sampling.max_tokens >= 1, "a whole number of at least 1"),
+        ("temperature", 0 <= sampling.temperature < math.inf, "a finite number of at least 0"),
+        ("top_p", 0 < sampling.top_p <= 1, "a number above 0 and at most 1"),
+        ("top_k", whole(sampling.top_k) and sampling.top_k >= 0, "a whole number, 0 for off"),
+        ("seed", sampling.seed is None or whole(sampling.seed), "a whole number or None"),
+        ("stop", not isinstance(stop, str) and all(stop), "texts that are not empty"),
+    ):
+        if not good:
+            raise SteerError(f"{where}.{name}", getattr(sampling, name), valid)
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a text, or of the JSON form of a value; 16 hexadecimal digits."""
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def model_identity(config: Any, tokenizer: Any) -> dict[str, str]:
+    """Hashes of a model's configuration, of its tokenizer, and of its chat template."""
+    options = {k: v for k, v in config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
+    return {"config": digest(options), **tokenizer_identity(tokenizer)}
+
+
+def tokenizer_identity(tokenizer: Any) -> dict[str, str]:
+    """Hashes of a tokenizer and of its chat template."""
+    special = {str(k): str(v) for k, v in tokenizer.special_tokens_map.items()}
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return {
+        "tokenizer": digest([backend.to_str() if backend is not None else tokenizer.get_vocab(), special]),
+        "chat_template": digest(getattr(tokenizer, "chat_template", None) or ""),
+    }
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of torch, of this package, and of others."""
+    from importlib.metadata import version
+
+    import torch
+
+    import llm_steer
+
+    own = {"torch": torch.__version__, "llm_steer": llm_steer.__version__}
+    return {**own, **{package: version(package) for package in packages}}
+
+
+def prompt_ids(request: Request, tokenizer: Any) -> list[int]:
+    """Token ids of a request's prompt.
+
+    Raises:
+        SteerError: the tokenizer has no chat template, or the template fails.
+    """
+    if request.prompt is not None:
+        if not isinstance(request.prompt, str):
+            return list(request.prompt)
+        return list(tokenizer(request.prompt)["input_ids"])
+    if not getattr(tokenizer, "chat_template", None):
+        raise SteerError("tokenizer", type(tokenizer).__name__, "one with a chat template, or the request a prompt")
+    try:
+        text = tokenizer.apply_chat_template(
+            [dict(message) for message in request.messages or ()],
+            tokenize=False,
+            add_generation_prompt=not request.continues,
+            continue_final_message=request.continues,
+            **request.template,
+        )
+    except Exception as error:  # whatever a template raises
+        raise SteerError("messages", request.messages, f"ones that the model's chat template takes ({error})") from error
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def response_of(status: int, content: Any, seconds: float) -> Response:
+    """The response in what an OpenAI-compatible server answered, to a completion or to a chat.
+
+    Args:
+        content: the body: JSON, or text where it is none.
+    """
+    if status != 200 or not isinstance(content, dict) or not content.get("choices"):
+        error = content.get("error", content) if isinstance(content, dict) else content
+        message = error.get("message", error) if isinstance(error, dict) else error
+        return failed(shorten_text(f"status {status}: {message}", 2000))
+    choice = content["choices"][0]
+    usage = content.get("usage") or {}
+    text = choice.get("text")
+    if text is None:
+        message = choice["message"]
+        text = message.get("content") or ""
+        # A server that splits the thinking off: put it back, so that texts are alike on every engine.
+        if thinking := message.get("reasoning") or message.get("reasoning_content"):
+            text = f"<think>{thinking}</think>{text}"
+    return Response(
+        text=text,
+        finish="length" if choice.get("finish_reason") == "length" else "stop",
+        prompt_tokens=usage.get("prompt_tokens") or 0,
+        tokens=usage.get("completion_tokens") or 0,
+        token_ids=choice.get("token_ids"),
+        logprob=_logprob(choice.get("logprobs")),
+        steering=choice.get("steering"),
+        seconds=seconds,
+    )
+
+
+def _logprob(logprobs: Any) -> float | None:
+    if not logprobs:
+        return None
+    if logprobs.get("content") is not None:
+        return float(sum(token["logprob"] for token in logprobs["content"]))
+    return float(sum(logprobs["token_logprobs"])) if logprobs.get("token_logprobs") else None
+
+
+class QueueStream(Stream):
+    """Responses that another thread hands over.
+
+    Args:
+        count: responses that will come.
+        stop: called once, when the stream is closed.
+    """
+
+    def __init__(self, count: int, abort: Callable[[int], None], stop: Callable[[], None]) -> None:
+        self._queue: queue.SimpleQueue[tuple[int, Response] | BaseException] = queue.SimpleQueue()
+        self._left = count
+        self._abort = abort
+        self._stop = stop
+
+    def put(self, item: tuple[int, Response] | BaseException) -> None:
+        """From the other thread: a response, or what ended it."""
+        self._queue.put(item)
+
+    def __next__(self) -> tuple[int, Response]:
+        if not self._left:
+            raise StopIteration
+        item = self._queue.get()
+        if isinstance(item, BaseException):
+            self.close()
+            raise item
+        self._left -= 1
+        return item
+
+    def abort(self, index: int) -> None:
+        self._abort(index)
+
+    def close(self) -> None:
+        self._left = 0
+        self._stop()

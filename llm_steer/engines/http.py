@@ -1,0 +1,345 @@
+"""OpenAI-compatible servers.
+
+vLLM is recognised by the name that it gives in ``/v1/models``. What other servers do not know is sent to them only where a
+request asks for it, and steering never: they would drop it without a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from llm_steer import spec
+from llm_steer.engines import voting
+from llm_steer.engines.base import Engine, Request, Response, Stream
+from llm_steer.engines.common import QueueStream, check, failed, response_of
+from llm_steer.errors import MissingDependencyError, SteerError, UnsupportedError
+
+if TYPE_CHECKING:
+    import httpx
+
+TRIES = 4
+"""Attempts at one request at one server. If it could not be reached in the last one, it is dead."""
+LOST = 3
+"""Servers that may die over one request before the request is given up."""
+BACKOFF = 0.5
+"""Seconds before the second attempt; doubled for each further one, with jitter."""
+BUSY = (408, 425, 429, 500, 502, 503, 504)
+"""Status codes that are tried again."""
+
+
+class HTTPEngine(Engine):
+    """One model behind one or more URLs.
+
+    Args:
+        urls: up to and with ``/v1``, or without it.
+        model: name; the only one that the first server has if None.
+        api_key: sent as a bearer token, and nowhere else.
+        parallel: requests at a time, at each server.
+        timeout: seconds for one response.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        model: str | None = None,
+        *,
+        api_key: str | None = None,
+        parallel: int = 32,
+        timeout: float = 1800.0,
+    ) -> None:
+        if not urls:
+            raise SteerError("urls", urls, "a list with at least one URL")
+        for url in urls:
+            if not re.match(r"https?://[^/]", url):
+                raise SteerError("urls", _without_key(url, api_key), "URLs that begin with http:// or https://")
+        if parallel < 1:
+            raise SteerError("parallel", parallel, "at least 1")
+        self._urls = [url.rstrip("/").removesuffix("/v1") for url in urls]
+        self._key, self._parallel, self._timeout = api_key, parallel, timeout
+        self._model = model
+        self._servers: list[_Server] | None = None
+
+    def submit(self, requests: Sequence[Request]) -> Stream:
+        check(requests)
+        return voting.submit(self._start, requests)
+
+    def identity(self) -> dict[str, Any]:
+        server = self._connect()[0]
+        return {"engine": "http", "model": server.model, **server.about}
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> list[_Server]:
+        """The servers that answer, asked once."""
+        if self._servers is None:
+            found: list[_Server] = []
+            problems: list[str] = []
+            with _httpx().Client(headers=self._headers(), timeout=30) as client:
+                for url in self._urls:
+                    try:
+                        found.append(_ask(client, url, self._model))
+                    except (_httpx().HTTPError, ValueError) as error:
+                        problems.append(f"{url}: {error or type(error).__name__}")
+            if not found:
+                raise UnsupportedError(_without_key(f"no server answers: {'; '.join(problems)}", self._key))
+            self._servers = found
+        return self._servers
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._key}"} if self._key else {}
+
+    def _start(self, requests: Sequence[Request]) -> Stream:
+        run = _Run(self._connect(), requests, self._headers(), self._parallel, self._timeout, self._key)
+        return run.stream
+
+
+@dataclass(frozen=True)
+class _Server:
+    url: str
+    model: str
+    vllm: bool
+    steers: bool
+    about: Mapping[str, Any]
+
+
+def _ask(client: httpx.Client, url: str, model: str | None) -> _Server:
+    """What a server is."""
+    answer = client.get(f"{url}/v1/models")
+    answer.raise_for_status()
+    models = {entry["id"]: entry for entry in answer.json().get("data", ())}
+    if model is None and len(models) != 1:
+        raise SteerError("model", None, f"one of {', '.join(models)}")
+    name = model if model is not None else next(iter(models))
+    if models and name not in models:
+        raise SteerError("model", model, f"one of {', '.join(models)}")
+    entry = models.get(name, {})
+    about: dict[str, Any] = {k: entry[k] for k in ("root", "max_model_len") if entry.get(k) is not None}
+    vllm = entry.get("owned_by") == "vllm"
+    if vllm and (version := client.get(f"{url}/version")).is_success:
+        about["vllm"] = version.json().get("version")
+    status = client.get(f"{url}/v1/steer")
+    if steers := vllm and status.is_success:
+        about["steering"] = status.json().get("defaults", [])
+    return _Server(url, name, vllm, steers, about)
+
+
+class _Run:
+    """Requests on their way, in a thread with an event loop of its own."""
+
+    def __init__(
+        self,
+        servers: Sequence[_Server],
+        requests: Sequence[Request],
+        headers: Mapping[str, str],
+        parallel: int,
+        timeout: float,
+        key: str | None,
+    ) -> None:
+        self._servers, self._requests, self._headers = servers, requests, headers
+        self._parallel, self._timeout, self._key = parallel, timeout, key
+        self._todo = deque(range(len(requests)))
+        self._left = len(requests)
+        self._tasks: dict[int, asyncio.Task[Response]] = {}
+        self._aborted: set[int] = set()
+        self._lost: Counter[int] = Counter()
+        self._problem = ""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+        self.stream = QueueStream(len(requests), self._abort, self._stop)
+        threading.Thread(target=self._work, name="llm-steer-http", daemon=True).start()
+
+    # -- from the caller's thread ------------------------------------------------------------------------------------------
+
+    def _abort(self, index: int) -> None:
+        self._aborted.add(index)
+        self._call(lambda: self._cancel(index))
+
+    def _stop(self) -> None:
+        self._aborted.update(range(len(self._requests)))
+        self._call(self._cancel_all)
+
+    def _call(self, function: Any) -> None:
+        with self._lock:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(function)
+
+    # -- in the thread -----------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:
+            self.stream.put(error)
+
+    async def _main(self) -> None:
+        with self._lock:
+            self._loop = asyncio.get_running_loop()
+        self._more = asyncio.Condition()
+        httpx = _httpx()
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=self._parallel)
+        timeout = httpx.Timeout(self._timeout, connect=10.0)
+        try:
+            async with httpx.AsyncClient(headers=self._headers, limits=limits, timeout=timeout) as client:
+                at_each = min(self._parallel, len(self._requests))
+                await asyncio.gather(*(self._serve(client, server, at_each) for server in self._servers))
+            while self._todo:
+                self._done(self._todo.popleft(), failed(f"no server is left ({self._problem})"))
+        finally:
+            with self._lock:
+                self._loop = None
+
+    async def _serve(self, client: httpx.AsyncClient, server: _Server, parallel: int) -> None:
+        """Keep a server busy until nothing is left, or it is dead."""
+        dead = asyncio.Event()
+        await asyncio.gather(*(self._worker(client, server, dead) for _ in range(parallel)))
+
+    async def _worker(self, client: httpx.AsyncClient, server: _Server, dead: asyncio.Event) -> None:
+        while True:
+            async with self._more:
+                await self._more.wait_for(lambda: self._todo or not self._left or dead.is_set())
+                if dead.is_set() or not self._left:
+                    return
+                index = self._todo.popleft()
+            if index in self._aborted:
+                response: Response | None = Response(finish="abort")
+            else:
+                task = asyncio.ensure_future(self._ask(client, server, self._requests[index], dead))
+                self._tasks[index] = task
+                try:
+                    response = await task
+                except asyncio.CancelledError:
+                    if index not in self._aborted:
+                        raise
+                    response = Response(finish="abort")
+                except _Dead as error:
+                    dead.set()
+                    self._problem = str(error)
+                    self._lost[index] += 1
+                    response = failed(f"{self._lost[index]} servers died of it") if self._lost[index] == LOST else None
+                finally:
+                    self._tasks.pop(index, None)
+            async with self._more:
+                if response is None:
+                    self._todo.appendleft(index)  # for the others
+                else:
+                    self._done(index, response)
+                self._more.notify_all()
+
+    def _done(self, index: int, response: Response) -> None:
+        self._left -= 1
+        self.stream.put((index, response))
+
+    def _cancel_all(self) -> None:
+        for index in list(self._tasks):
+            self._cancel(index)
+
+    def _cancel(self, index: int) -> None:
+        if (task := self._tasks.get(index)) is not None:
+            task.cancel()
+
+    async def _ask(self, client: httpx.AsyncClient, server: _Server, request: Request, dead: asyncio.Event) -> Response:
+        try:
+            path, body = _body(server, request)
+        except (SteerError, UnsupportedError) as error:
+            return failed(error)
+        httpx = _httpx()
+        began = time.perf_counter()
+        for attempt in range(TRIES):
+            if attempt:
+                await asyncio.sleep(BACKOFF * 2 ** (attempt - 1) * (1 + random.random() / 4))
+            if dead.is_set():
+                raise _Dead(self._problem)
+            try:
+                answer = await client.post(server.url + path, json=body)
+            except httpx.HTTPError as error:
+                problem = _without_key(str(error) or type(error).__name__, self._key)
+                continue
+            if answer.status_code not in BUSY or attempt == TRIES - 1:
+                return _response(answer, time.perf_counter() - began, self._key)
+            problem = f"status {answer.status_code}"
+        raise _Dead(f"{server.url}: {problem}")
+
+
+class _Dead(Exception):
+    """A server does not answer any more."""
+
+
+def _body(server: _Server, request: Request) -> tuple[str, dict[str, Any]]:
+    sampling = request.sampling
+    body: dict[str, Any] = {
+        "model": server.model,
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+    }
+    if sampling.seed is not None:
+        body["seed"] = sampling.seed
+    if sampling.stop:
+        body["stop"] = list(sampling.stop)
+    if sampling.ignore_eos:
+        body["ignore_eos"] = True
+    if server.vllm:  # else its own defaults, from the model's generation config, would stand in
+        body.update(top_k=sampling.top_k, min_p=0.0, repetition_penalty=1.0, return_token_ids=True)
+    elif sampling.top_k:
+        body["top_k"] = sampling.top_k
+    if request.template:
+        body["chat_template_kwargs"] = dict(request.template)
+    body.update(_steering(server, request))
+    if request.prompt is not None:
+        body["prompt"] = request.prompt if isinstance(request.prompt, str) else list(request.prompt)
+        if server.vllm:
+            body["logprobs"] = 0
+        return "/v1/completions", body
+    body["messages"] = [dict(message) for message in request.messages or ()]
+    if server.vllm:
+        body["logprobs"] = True
+    if request.continues:
+        body.update(add_generation_prompt=False, continue_final_message=True)
+    return "/v1/chat/completions", body
+
+
+def _steering(server: _Server, request: Request) -> dict[str, Any]:
+    steer = request.steer
+    if not server.steers:
+        if steer not in (None, False, spec.OFF, [], ()) or request.trace:
+            raise UnsupportedError(
+                "the server does not steer (it has no /v1/steer), so the request would be answered unsteered; "
+                "serve the model with vLLM and llm-steer-plugin installed beside it"
+            )
+        return {}
+    arguments: dict[str, Any] = {}
+    if steer is not None:
+        arguments[spec.PREFIX] = steer if isinstance(steer, str) else spec.OFF if not steer else json.dumps(steer)
+    if request.trace:
+        arguments[f"{spec.PREFIX}_trace"] = 1
+    return {"vllm_xargs": arguments} if arguments else {}
+
+
+def _response(answer: httpx.Response, seconds: float, key: str | None) -> Response:
+    try:
+        content = answer.json()
+    except ValueError:
+        content = answer.text
+    response = response_of(answer.status_code, content, seconds)
+    return replace(response, error=_without_key(response.error, key)) if response.error else response
+
+
+def _without_key(text: str, key: str | None) -> str:
+    return text.replace(key, "…") if key else text
+
+
+def _httpx() -> Any:
+    try:
+        import httpx
+    except ImportError:
+        raise MissingDependencyError("httpx", "http", "talking to a server") from None
+    return httpx

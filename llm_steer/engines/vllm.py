@@ -1,0 +1,173 @@
+"""A vLLM ``LLM`` object in this process: requests enter its engine one by one, and leave it as they finish."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from llm_steer.engines import voting
+from llm_steer.engines.base import Engine, Request, Response, Stream
+from llm_steer.engines.common import check, failed, model_identity, prompt_ids, versions
+from llm_steer.errors import SteerError, UnsupportedError
+
+_numbers = itertools.count()
+
+
+class VLLMEngine(Engine):
+    """Requests of several streams share the engine. Whoever waits for a response runs the engine's steps."""
+
+    def __init__(self, llm: Any) -> None:
+        self.llm = llm
+        self.tokenizer = llm.get_tokenizer()
+        self._engine = llm.llm_engine
+        self._config = self._engine.model_config
+        self._running: dict[str, _Running] = {}
+        self._lock = threading.Lock()
+
+    def submit(self, requests: Sequence[Request]) -> Stream:
+        check(requests)
+        return voting.submit(self._start, requests)
+
+    def identity(self) -> dict[str, Any]:
+        from llm_steer.hosts.vllm.declared import DEFAULTS
+
+        return {
+            "engine": "vllm",
+            "model": self._config.model,
+            "dtype": str(self._config.dtype).removeprefix("torch."),
+            "quantization": self._config.quantization,
+            "steering": list(getattr(self._config, DEFAULTS, ())),
+            **model_identity(self._config.hf_config, self.tokenizer),
+            **versions(*_distribution()),
+        }
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _start(self, requests: Sequence[Request]) -> _Stream:
+        from vllm.exceptions import VLLMValidationError
+
+        stream = _Stream(self, len(requests))
+        for index, request in enumerate(requests):
+            try:
+                self._add(index, request, stream)
+            except (ValueError, UnsupportedError, VLLMValidationError) as error:
+                stream.ready.append((index, failed(error)))
+        return stream
+
+    def _add(self, index: int, request: Request, stream: _Stream) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        ids = prompt_ids(request, self.tokenizer)
+        room = self._config.max_model_len - len(ids)
+        if room < 1:
+            raise SteerError("prompt", f"{len(ids)} tokens", f"shorter than max_model_len={self._config.max_model_len}")
+        sampling = request.sampling
+        extra: dict[str, Any] = {} if request.steer is None else {"steer": request.steer}
+        params = SamplingParams(
+            max_tokens=min(sampling.max_tokens, room),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=sampling.seed,
+            stop=list(sampling.stop),
+            ignore_eos=sampling.ignore_eos,
+            logprobs=0,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args=extra or None,
+        )
+        running = _Running(index, len(ids), request.trace, stream)
+        name = f"llm-steer-{next(_numbers)}"
+        with self._lock:
+            self._engine.add_request(name, {"prompt_token_ids": ids}, params)
+            self._running[name] = running
+            stream.names[index] = name
+
+    def pump(self, stream: _Stream) -> None:
+        """Run the engine until it has something for a stream."""
+        while not stream.ready:
+            with self._lock:
+                if stream.ready:
+                    return
+                for output in self._engine.step():
+                    if (running := self._running.get(output.request_id)) is None:
+                        continue
+                    running.add(output)
+                    if output.finished:
+                        del self._running[output.request_id]
+
+    def abort(self, names: Sequence[str]) -> None:
+        with self._lock:
+            names = [name for name in names if name in self._running]
+            if names:
+                self._engine.abort_request(names)
+            for name in names:
+                self._running.pop(name).end("abort")
+
+
+class _Running:
+    """A request in the engine, and what it has generated so far."""
+
+    def __init__(self, index: int, prompt_tokens: int, trace: bool, stream: _Stream) -> None:
+        self.index, self.prompt_tokens, self.trace, self.stream = index, prompt_tokens, trace, stream
+        self.began = time.perf_counter()
+        self.text: list[str] = []
+        self.ids: list[int] = []
+        self.logprob = 0.0
+
+    def add(self, output: Any) -> None:
+        (part,) = output.outputs
+        self.text.append(part.text)
+        self.ids.extend(part.token_ids)
+        self.logprob = part.cumulative_logprob
+        if output.finished:
+            finish = part.finish_reason if part.finish_reason in ("stop", "length", "abort") else "error"
+            self.end(finish, part.steering if self.trace else None)
+
+    def end(self, finish: Any, steering: Any = None) -> None:
+        response = Response(
+            text="".join(self.text),
+            finish=finish,
+            prompt_tokens=self.prompt_tokens,
+            tokens=len(self.ids),
+            token_ids=self.ids,
+            logprob=self.logprob,
+            steering=steering,
+            seconds=time.perf_counter() - self.began,
+            error=f"vLLM ended the request: {finish}" if finish == "error" else None,
+        )
+        self.stream.ready.append((self.index, response))
+
+
+class _Stream(Stream):
+    def __init__(self, engine: VLLMEngine, count: int) -> None:
+        self.ready: deque[tuple[int, Response]] = deque()
+        self.names: dict[int, str] = {}
+        self._engine = engine
+        self._left = count
+
+    def __next__(self) -> tuple[int, Response]:
+        if not self._left:
+            raise StopIteration
+        self._engine.pump(self)
+        self._left -= 1
+        return self.ready.popleft()
+
+    def abort(self, index: int) -> None:
+        if index in self.names:
+            self._engine.abort([self.names[index]])
+
+    def close(self) -> None:
+        self._left = 0
+        self._engine.abort(list(self.names.values()))
+
+
+def _distribution() -> list[str]:
+    """Names under which vLLM is installed: that of its CPU build is another one."""
+    from importlib.metadata import packages_distributions
+
+    return packages_distributions().get("vllm", [])[:1]

@@ -1,0 +1,206 @@
+"""The HTTP engine against a server that answers as told."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from engines.fake_server import FakeServer, echo, serving, slow
+from llm_steer import SteerError, UnsupportedError
+from llm_steer.engines import http
+from llm_steer.engines.base import Engine, Request, Sampling
+
+KEY = "sk-very-secret"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "BACKOFF", 0.01)
+
+
+@pytest.fixture
+def serve() -> Iterator[Any]:
+    with ExitStack() as stack:
+        yield lambda *args, **kwargs: stack.enter_context(serving(FakeServer(*args, **kwargs)))
+
+
+def questions(count: int, **options: Any) -> list[Request]:
+    return [Request(messages=[{"role": "user", "content": f"q{i}"}], **options) for i in range(count)]
+
+
+def test_what_is_sent_to_vllm(serve: Any) -> None:
+    server = serve()
+    steer = [{"name": "reflection_cycle", "amplitude": 5.0}, "rebalance"]
+    sampling = Sampling(max_tokens=9, temperature=0.5, top_p=0.9, top_k=4, seed=3, stop=("x",), ignore_eos=True)
+    message = {"role": "user", "content": "hi"}
+    engine = Engine.from_url(server.url, api_key=KEY)
+    chat, prompt = engine.run(
+        [
+            Request(messages=[message], sampling=sampling, steer=steer, trace=True, template={"enable_thinking": False}),
+            Request(prompt=[1, 2], sampling=Sampling(max_tokens=2)),
+        ]
+    )
+    sent = {"messages" in body: body for body in server.bodies}
+    assert sent[True] == {
+        "model": "fake", "max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 4, "seed": 3, "stop": ["x"],
+        "ignore_eos": True, "min_p": 0.0, "repetition_penalty": 1.0, "return_token_ids": True, "logprobs": True,
+        "chat_template_kwargs": {"enable_thinking": False}, "messages": [message],
+        "vllm_xargs": {"steer": json.dumps(steer), "steer_trace": 1},
+    }  # fmt: skip
+    assert sent[False]["prompt"] == [1, 2]
+    assert "vllm_xargs" not in sent[False]
+    assert set(server.keys) == {f"Bearer {KEY}"}
+    assert (chat.text, chat.prompt_tokens, chat.tokens, chat.logprob) == ("echo hi", 7, 2, -1.0)
+    assert chat.steering == {"plugins": [{"name": json.dumps(steer)}]}
+    assert prompt.text == "echo [1, 2]"
+
+
+def test_what_is_sent_to_others(serve: Any) -> None:
+    server = serve(owner="someone", steers=False)
+    engine = Engine.from_url(server.url.removesuffix("/v1"))
+    plain, off, steered = engine.run(
+        [*questions(1), *questions(1, steer="off"), *questions(1, steer={"name": "reflection_cycle"})]
+    )
+    assert plain.error is None
+    assert off.error is None
+    assert "answered unsteered" in (steered.error or "")
+    for body in server.bodies:
+        assert set(body) == {"model", "messages", "max_tokens", "temperature", "top_p"}
+    assert plain.logprob is None
+    assert engine.identity()["model"] == "fake"
+
+
+def test_identity_has_no_address_and_no_key(serve: Any) -> None:
+    server = serve()
+    identity = Engine.from_url(server.url, api_key=KEY).identity()
+    assert identity == {
+        "engine": "http", "model": "fake", "root": "folder/fake", "max_model_len": 99, "vllm": "0.0.1",
+        "steering": [["reflection_cycle", {}]],
+    }  # fmt: skip
+
+
+def test_errors_stay_with_their_request_and_hide_the_key(serve: Any) -> None:
+    def answer(body: dict[str, Any]) -> Any:
+        text = body["messages"][0]["content"]
+        return (400, f"steer_amplitude: bad, {KEY}") if text == "q1" else (500, "boom") if text == "q2" else echo(body)
+
+    responses = Engine.from_url(serve(answer).url, api_key=KEY).run(questions(4))
+    assert [r.finish for r in responses] == ["stop", "error", "error", "stop"]
+    assert "steer_amplitude: bad" in (responses[1].error or "")
+    assert KEY not in (responses[1].error or "")
+    assert "500" in (responses[2].error or "")
+
+
+def test_a_busy_server_is_asked_again(serve: Any) -> None:
+    seen: set[str] = set()
+
+    def answer(body: dict[str, Any]) -> Any:
+        text = body["messages"][0]["content"]
+        first = text not in seen
+        seen.add(text)
+        return (503, "busy") if first else echo(body)
+
+    server = serve(answer)
+    assert [r.text for r in Engine.from_url(server.url).run(questions(5))] == [f"echo q{i}" for i in range(5)]
+    assert len(server.bodies) == 10
+
+
+def test_the_work_of_a_dead_server_is_redone(serve: Any) -> None:
+    """It drops connections after its third answer."""
+    count = 0
+    lock = threading.Lock()
+
+    def dying(body: dict[str, Any]) -> Any:
+        nonlocal count
+        with lock:
+            count += 1
+            return echo(body) if count <= 3 else None
+
+    bad, good = serve(dying), serve(slow(0.01))
+    responses = Engine.from_url([bad.url, good.url], parallel=2).run(questions(30))
+    assert [r.text for r in responses] == [f"echo q{i}" for i in range(30)]
+    assert len(good.bodies) == 27
+
+
+def test_all_servers_dead(serve: Any) -> None:
+    servers = [serve(lambda body: None) for _ in range(2)]
+    responses = Engine.from_url([s.url for s in servers], api_key=KEY).run(questions(3))
+    assert all(r.finish == "error" and "server" in (r.error or "") for r in responses)
+
+
+def test_nobody_is_there() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(UnsupportedError, match="no server answers"):
+            Engine.from_url(url, api_key=KEY).run(questions(1))
+
+
+def test_no_more_than_parallel(serve: Any) -> None:
+    server = serve(slow(0.02))
+    Engine.from_url(server.url, parallel=3).run(questions(12))
+    assert server.most_busy == 3
+
+
+def test_abort(serve: Any) -> None:
+    """Of one that runs and of one that waits; what runs besides goes on."""
+    release = threading.Event()
+
+    def answer(body: dict[str, Any]) -> str:
+        if body["messages"][0]["content"] == "q0":
+            release.wait(10)
+        return echo(body)
+
+    server = serve(answer)
+    with Engine.from_url(server.url, parallel=1).submit(questions(3)) as stream:
+        stream.abort(0)
+        stream.abort(2)
+        finished = dict(stream)
+        release.set()
+    assert {i: r.finish for i, r in finished.items()} == {0: "abort", 1: "stop", 2: "abort"}
+    assert finished[1].text == "echo q1"
+
+
+def test_leaving_the_block_ends_everything(serve: Any) -> None:
+    release = threading.Event()
+    server = serve(lambda body: release.wait(10) and echo(body))
+    with Engine.from_url(server.url).submit(questions(3)) as stream:
+        pass
+    assert list(stream) == []
+    release.set()
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (Request(), "messages"),
+        (Request(messages=[]), "messages"),
+        (Request(messages=[{"role": "user"}]), "messages"),
+        (Request(prompt=""), "prompt"),
+        (Request(prompt="x", messages=[{"role": "user", "content": "x"}]), "messages"),
+        (Request(messages=[{"role": "user", "content": "x"}], continues=True), "messages"),
+        (Request(prompt="x", sampling=Sampling(max_tokens=0)), "max_tokens"),
+        (Request(prompt="x", sampling=Sampling(temperature=float("nan"))), "temperature"),
+        (Request(prompt="x", sampling=Sampling(temperature=-1)), "temperature"),
+        (Request(prompt="x", sampling=Sampling(top_p=0)), "top_p"),
+        (Request(prompt="x", sampling=Sampling(top_k=-1)), "top_k"),
+        (Request(prompt="x", sampling=Sampling(seed=True)), "seed"),
+        (Request(prompt="x", sampling=Sampling(stop=("",))), "stop"),
+    ],
+)
+def test_bad_requests(request_: Request, field: str) -> None:
+    with pytest.raises(SteerError) as error:
+        Engine.from_url("http://127.0.0.1:9").submit([request_])
+    assert error.value.field.endswith(field)
+
+
+def test_bad_urls() -> None:
+    for urls in ([], ["localhost:8000"], "file:///etc/passwd"):
+        with pytest.raises(SteerError, match="urls"):
+            Engine.from_url(urls)
