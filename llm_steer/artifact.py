@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import stat
 from collections.abc import Iterator
@@ -28,6 +29,12 @@ MAX_TENSORS = 1 << 30
 """Bytes; a larger file is not read."""
 HASH = "sha256:"
 """What the content hash of an artifact begins with where it stands for the artifact's name."""
+MAX_DOSE = 10.0
+"""Largest norm of what is added, in norms of the residual stream at calibration."""
+MAX_ELEMENT = 1e4
+"""Largest number that is added to one element of the stream: well inside float16."""
+NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
+REPOSITORY = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -72,7 +79,7 @@ class ModelIdentity(BaseModel):
             dtype=None if dtype is None else str(dtype).removeprefix("torch."),
             quantization=None if method is None else str(getattr(method, "value", method)),
             architecture=(getattr(config, "architectures", None) or [architecture])[0],
-            hidden_size=getattr(text, "hidden_size", None) or getattr(text, "d_model", 0),
+            hidden_size=int(getattr(text, "hidden_size", None) or getattr(text, "d_model", None) or 0),
             num_layers=getattr(text, "num_hidden_layers", 0),
             tokenizer=None if tokenizer is None else tokenizer_hash(tokenizer),
         )
@@ -169,7 +176,8 @@ class Shelf:
     """A caller may name any folder of this machine, and any repository of the Hugging Face hub, too: for callers in this
     process, never for requests from outside."""
     named: tuple[Path, ...] = ()
-    """Folders of single artifacts that were named at start: opened by content hash like those in ``folder``."""
+    """Folders of single artifacts that were named at start: found by exactly these paths (which defaults hold that a request
+    changes a part of), and by content hash."""
     _read: dict[Path, tuple[tuple[int, ...], Artifact]] = field(default_factory=dict, repr=False, compare=False)
     _opened: dict[str, Artifact] = field(default_factory=dict, repr=False, compare=False)
 
@@ -212,13 +220,16 @@ class Shelf:
     def _named(self, name: str, method: str | None) -> Artifact:
         if name.startswith(HASH):
             return self.open(name, method)
-        if re.fullmatch(r"\w[\w.-]*", name) and self.folder is not None and (self.folder / name).is_dir():
+        for path in self.named:
+            if str(path) == name:
+                return self._load(path, method)
+        if NAME.fullmatch(name) and self.folder is not None and (self.folder / name).is_dir():
             return self._load(self.folder / name, method)
         if not self.paths:
             known = self.names()
             valid = f"one of {', '.join(known)}{did_you_mean(name, known)}" if known else "left out: no artifacts lie here"
             raise SteerError("artifact", name, valid)
-        if not Path(name).exists() and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
+        if REPOSITORY.fullmatch(name) and not os.path.exists(name):
             return self._load(download(name), method)
         return self._load(Path(name), method)
 
@@ -231,7 +242,7 @@ class Shelf:
     def _load(self, folder: Path, method: str | None) -> Artifact:
         try:
             stats = [(folder / name).stat() for name in (DESCRIPTION, TENSORS)]
-        except OSError:
+        except (OSError, ValueError):
             return load(folder, method)  # which says what is missing
         stamp = tuple(number for s in stats for number in (s.st_mtime_ns, s.st_size, s.st_ino))
         known = self._read.get(folder)
@@ -321,6 +332,21 @@ def check(artifact: Artifact, model: ModelIdentity) -> list[str]:
         for name in ("id", "revision", "dtype", "quantization")
         if getattr(made_for, name) != getattr(model, name)
     ]
+
+
+def check_dose(field: str, value: float, vector: torch.Tensor | float, dose: float | None) -> None:
+    """Raise ``SteerError`` for a coefficient that drowns the residual stream.
+
+    Args:
+        vector: what the value is multiplied with, or its norm.
+        dose: norm of the vector over that of the stream, if it is known.
+    """
+    largest = vector if isinstance(vector, float) else float(vector.double().abs().max())
+    limit, what = MAX_ELEMENT / max(largest, 1e-30), f"at most {MAX_ELEMENT:g} added to an element"
+    if dose and dose * limit > MAX_DOSE:
+        limit, what = MAX_DOSE / dose, f"at most {MAX_DOSE:g} times the norm of the residual stream"
+    if abs(value) > limit:
+        raise SteerError(field, value, f"between {-limit:.4g} and {limit:.4g} ({what})")
 
 
 def tokenizer_hash(tokenizer: Any) -> str:

@@ -24,9 +24,7 @@ class VectorBank:
         dtype: in which they are kept.
     """
 
-    def __init__(
-        self, capacity: int, hidden_size: int, device: torch.device, dtype: torch.dtype = torch.float32
-    ) -> None:
+    def __init__(self, capacity: int, hidden_size: int, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
         self.vectors = torch.zeros(capacity + 1, hidden_size, dtype=dtype, device=device)
         """``[capacity + 1, hidden_size]``; the last row is zero: for slots that steer with nothing."""
         self._host = torch.zeros(capacity + 1, hidden_size, dtype=dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -46,6 +47,37 @@ class SlotTable:
     def __getitem__(self, name: str) -> torch.Tensor:
         self.flush()
         return self._device[:, self._columns.index(name)]
+
+
+class RaggedTable:
+    """A ``[num_slots, width]`` device tensor of lists of unequal length; short ones repeat their last item.
+
+    Args:
+        width: to begin with; it grows with the longest list. Read it outside of graphs only.
+    """
+
+    def __init__(self, num_slots: int, width: int, device: torch.device, dtype: torch.dtype = torch.float64) -> None:
+        self._host = torch.zeros(num_slots, width, dtype=dtype)
+        self._device = self._host.to(device, copy=True)
+        self._dirty = False
+
+    def write(self, slot: int, items: list[Any]) -> None:
+        """Set one slot's list, of at least one item."""
+        width = self._host.shape[1]
+        if len(items) > width:
+            last = self._host[:, -1:].expand(-1, len(items) - width)
+            self._host = torch.cat([self._host, last], dim=1)
+            self._device = self._host.to(self._device.device, copy=True)
+            width = len(items)
+        self._host[slot] = torch.tensor(items + items[-1:] * (width - len(items)), dtype=self._host.dtype)
+        self._dirty = True
+
+    def rows(self, slot: torch.Tensor) -> torch.Tensor:
+        """The lists of some slots (int64 ``[n]``): ``[n, width]``."""
+        if self._dirty:
+            copy_async(self._host, self._device)
+            self._dirty = False
+        return self._device[slot]
 
 
 def copy_async(source: torch.Tensor, target: torch.Tensor) -> None:

@@ -1,4 +1,6 @@
-"""ReBalance: the model's own confidence, step by step, sets the strength and sign of a steering vector.
+"""ReBalance: the model's own confidence, step by step, sets the strength and sign of a steering vector."""
 
-So far the control function alone; the plugin follows with the residual hooks that it needs on both hosts.
-"""
+from .params import RebalanceParams
+from .plugin import Rebalance
+
+__all__ = ["Rebalance", "RebalanceParams"]

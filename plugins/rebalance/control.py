@@ -60,6 +60,58 @@ class Constants:
         return (lower + upper) / 2
 
 
+@dataclass(frozen=True)
+class Preset:
+    """What was published for one model."""
+
+    model: str
+    architecture: str
+    hidden_size: int
+    num_layers: int
+    layer: int
+    """The vector is added before this layer."""
+    constants: Constants
+
+
+PRESETS = {
+    "r1-distill-qwen-1.5b": Preset(
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
+        "Qwen2ForCausalLM",
+        1536,
+        28,
+        19,
+        Constants(0.662293, 0.94805, 0.000560, 0.011597, -1.02, -1.91),
+    ),
+    "r1-distill-qwen-7b": Preset(
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
+        "Qwen2ForCausalLM",
+        3584,
+        28,
+        22,
+        Constants(0.666017, 0.927745, 0.000488, 0.009931, -1.19, -2.34),
+    ),
+    "qwq-32b": Preset(
+        "Qwen/QwQ-32B",
+        "Qwen2ForCausalLM",
+        5120,
+        64,
+        58,
+        Constants(0.700670, 0.917506, 0.000386, 0.007279, -1.31, -2.73),
+    ),
+    "qwen3-14b": Preset(
+        "Qwen/Qwen3-14B",
+        "Qwen3ForCausalLM",
+        5120,
+        40,
+        34,
+        Constants(0.816174, 0.965398, 0.000149, 0.003593, -1.03, -1.13),
+    ),
+}
+"""Constants of the released code, by model."""
+
+INITIAL = -1.0
+"""Coefficient of the released commands at a delimiter that no step has ended before."""
+
 COLUMNS = ("q25c", "q75c", "q25v", "q75v", "low", "floor", "ceiling", "steepness")
 
 
@@ -94,4 +146,22 @@ def coefficient(confidence: torch.Tensor, variance: torch.Tensor, of: Mapping[st
     value = (
         base(c) + (floor - base(q25c)) * lower.clamp(max=1.0) + (ceiling - base(torch.ones_like(c))) * upper.clamp(max=1.0)
     )
+    return torch.minimum(torch.maximum(value, torch.minimum(low, floor)), ceiling.clamp(min=TAU))
+
+
+def paper_coefficient(confidence: torch.Tensor, variance: torch.Tensor, of: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Coefficient in the form of the paper: ``sign(c - q75c) B(c, v) tanh(|c - q75c|)``.
+
+    What the paper derives B from could not be recovered. Here it is chosen so that the curve passes through the same points
+    as the released code's, from the same constants: ``low`` at q25c; ``floor`` at q25c in the over-thinking state
+    (``c <= q25c and v >= q75v``); ``ceiling`` at full confidence in the under-thinking state (``c >= q75c and v <= q25v``),
+    TAU at full confidence otherwise.
+
+    Args, Returns: as :func:`coefficient`; limited to the same range.
+    """
+    c = confidence.nan_to_num(nan=0.5).clamp(0.0, 1.0)
+    low, floor, ceiling, q25c, q75c = of["low"], of["floor"], of["ceiling"], of["q25c"], of["q75c"]
+    below = torch.where((c <= q25c) & (variance >= of["q75v"]), floor, low) / torch.tanh(q75c - q25c)
+    above = torch.where((c >= q75c) & (variance <= of["q25v"]), ceiling, TAU) / torch.tanh(1 - q75c).clamp(min=1e-6)
+    value = torch.where(c < q75c, below, above) * torch.tanh((c - q75c).abs())
     return torch.minimum(torch.maximum(value, torch.minimum(low, floor)), ceiling.clamp(min=TAU))

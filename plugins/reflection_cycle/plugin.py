@@ -8,7 +8,7 @@ import torch
 
 from llm_steer.errors import SteerError
 from llm_steer.plugin import Context, Plugin, Rows, Tokens
-from llm_steer.slots import SlotTable, copy_async
+from llm_steer.slots import RaggedTable, SlotTable
 
 from . import schedule
 from .params import ReflectionCycleParams
@@ -41,9 +41,9 @@ class ReflectionCycle(Plugin[ReflectionCycleParams]):
         # What some slot makes use of; nothing is computed for the rest.
         self._in_use: frozenset[str] = frozenset()
         # Tables with a width, grown when a request needs more: [num_slots, width].
-        self._ids = _Ragged(context, 1, torch.int64)
-        self._window = (_Ragged(context, 1, torch.float64), _Ragged(context, 1, torch.float64))
-        self._points = (_Ragged(context, 2, torch.float64), _Ragged(context, 2, torch.float64))
+        self._ids = RaggedTable(context.num_slots, 1, context.device, torch.int64)
+        self._window = _pairs(context, 1)
+        self._points = _pairs(context, 2)
 
     def admit(self, slot: int, params: ReflectionCycleParams | None, prompt_ids: torch.Tensor) -> None:
         if params is not None:
@@ -179,26 +179,7 @@ def _telling_length(params: ReflectionCycleParams) -> int:
     return int(min(max(span, 64), 100_000)) + 1
 
 
-class _Ragged:
-    """A ``[num_slots, width]`` device table of lists of unequal length; short ones repeat their last item."""
-
-    def __init__(self, context: Context, width: int, dtype: torch.dtype) -> None:
-        self._host = torch.zeros(context.num_slots, width, dtype=dtype)
-        self._device = self._host.to(context.device, copy=True)
-        self._dirty = False
-
-    def write(self, slot: int, items: list[Any]) -> None:
-        width = self._host.shape[1]
-        if len(items) > width:
-            last = self._host[:, -1:].expand(-1, len(items) - width)
-            self._host = torch.cat([self._host, last], dim=1)
-            self._device = self._host.to(self._device.device, copy=True)
-            width = len(items)
-        self._host[slot] = torch.tensor(items + items[-1:] * (width - len(items)), dtype=self._host.dtype)
-        self._dirty = True
-
-    def rows(self, slot: torch.Tensor) -> torch.Tensor:
-        if self._dirty:
-            copy_async(self._host, self._device)
-            self._dirty = False
-        return self._device[slot]
+def _pairs(context: Context, width: int) -> tuple[RaggedTable, RaggedTable]:
+    """First and second numbers of each slot's list of pairs."""
+    first, second = (RaggedTable(context.num_slots, width, context.device) for _ in range(2))
+    return first, second

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 from pydantic import Field, model_validator
 
-from llm_steer.artifact import HASH
+from llm_steer.artifact import HASH, check_dose
 from llm_steer.errors import SteerError
 from llm_steer.plugin import Params
 from llm_steer.tokens import Vocabulary
 
 if TYPE_CHECKING:
     from llm_steer.artifact import Artifact, Shelf
-
-MAX_DOSE = 10.0
-"""Largest norm of what is added, in norms of the residual stream at calibration."""
-MAX_ELEMENT = 1e4
-"""Largest number that is added to one element of the stream: well inside float16."""
 
 Layer = Annotated[int, Field(ge=0, le=9999)]
 ArtifactName = Annotated[str, Field(min_length=1, max_length=4096)]
@@ -28,8 +22,8 @@ class VectorParams(Params):
     """What both have: how much is added, where in the model and at which tokens."""
 
     coefficient: Annotated[float, Field(ge=-1000, le=1000)] = 1.0
-    """What the vector is multiplied with before it is added, in [-1000, 1000]. The dose must stay within 10 times the norm of
-    the residual stream, where the artifact tells it."""
+    """What the vector is multiplied with before it is added, in [-1000, 1000]. What is added must stay within 10 times the
+    norm of the residual stream, where the artifact tells it."""
     layers: Annotated[list[Layer], Field(min_length=1, max_length=256)] | None = None
     """Decoder layers behind which the vector is added; the artifact's own if left out."""
     positions: Literal["output", "think", "delimiters", "output_delimiters", "all"] = "output"
@@ -37,13 +31,8 @@ class VectorParams(Params):
     generated ones; ``think``: those of them inside a think span; ``delimiters``: those of them that end a reasoning step
     inside a think span (of a tokenizer without think markers: anywhere, as ``output_delimiters``); ``all``: the prompt
     too."""
-    warnings: Annotated[list[str], Field(max_length=16)] = []
+    warnings: list[str] = Field(default=[], max_length=16)
     """Filled in when the artifact is found: how it does not quite fit this model."""
-
-    @property
-    def steers_prompt(self) -> bool:
-        """Prompt tokens before the last one are steered."""
-        return self.positions == "all"
 
     def _settled(
         self, vocabulary: Vocabulary | None, shelf: Shelf | None, artifact: Artifact | None, warnings: list[str]
@@ -80,7 +69,7 @@ class ConstantVectorParams(VectorParams):
                 raise SteerError("artifact", self.artifact, "left out where no model is at hand")
             return self.model_copy(update=self._settled(vocabulary, None, None, []))
         artifact, warnings = shelf.find(self.artifact, None)
-        check_dose(self.coefficient, artifact.vector(), artifact.description.relative_dose)
+        check_dose("coefficient", self.coefficient, artifact.vector(), artifact.description.relative_dose)
         update = {"artifact": HASH + artifact.content_hash, **self._settled(vocabulary, shelf, artifact, warnings)}
         return self.model_copy(update=update)
 
@@ -105,7 +94,7 @@ class RandomVectorParams(VectorParams):
         if self.artifact is None or shelf is None:
             if self.norm is None or self.layers is None:
                 raise SteerError("artifact", self.artifact, "left out where no model is at hand: give norm and layers")
-            check_dose(self.coefficient, torch.tensor([self.norm]), None)
+            check_dose("coefficient", self.coefficient, self.norm, None)
             return self.model_copy(update=self._settled(vocabulary, shelf, None, []))
         artifact, warnings = shelf.find(self.artifact, None)
         own = float(artifact.vector().double().norm())
@@ -113,22 +102,6 @@ class RandomVectorParams(VectorParams):
         if not 0 < norm <= 1e6:
             raise SteerError("artifact", f"norm {own:g}", "one whose vector has a norm above 0 and at most 1e6")
         dose = artifact.description.relative_dose
-        check_dose(self.coefficient, torch.tensor([norm]), None if dose is None else dose * norm / own)
+        check_dose("coefficient", self.coefficient, norm, None if dose is None else dose * norm / own)
         update = {"artifact": HASH + artifact.content_hash, "norm": norm}
         return self.model_copy(update={**update, **self._settled(vocabulary, shelf, artifact, warnings)})
-
-
-def check_dose(coefficient: float, vector: torch.Tensor, dose: float | None) -> None:
-    """Raise ``SteerError`` for a coefficient that drowns the residual stream.
-
-    Args:
-        vector: what it is multiplied with.
-        dose: norm of the vector over that of the stream, if it is known.
-    """
-    largest = float(vector.double().abs().max())
-    limit = MAX_ELEMENT / largest if largest else float("inf")
-    if dose:
-        limit = min(limit, MAX_DOSE / dose)
-    if abs(coefficient) > limit:
-        what = f"{MAX_DOSE:g} times the norm of the residual stream" if dose and limit * dose == MAX_DOSE else "what fits"
-        raise SteerError("coefficient", coefficient, f"between {-limit:.4g} and {limit:.4g}: {what}")

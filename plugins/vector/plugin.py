@@ -45,6 +45,10 @@ class _Vector(Plugin[P]):
     def vector(self, params: P) -> tuple[str, torch.Tensor]:
         """What a request steers with: its key in the bank, and ``[hidden_size]``."""
 
+    @classmethod
+    def first_steered(cls, params: P, prompt_len: int) -> int:
+        return 0 if params.positions == "all" else max(prompt_len - 1, 0)
+
     def layers(self) -> Collection[int]:
         return self._layers
 
@@ -75,8 +79,9 @@ class _Vector(Plugin[P]):
             table.flush()
 
     def residual(self, layer: int, hidden: torch.Tensor, tokens: Tokens) -> torch.Tensor:
-        if tokens.slot.device != self.context.device:  # a model that is split over several
-            tokens = tokens.to(self.context.device)
+        home = self.bank.vectors.device
+        if tokens.slot.device != home:  # a model that is split over several
+            tokens = tokens.to(home)
         gain = torch.where(self._acts(tokens), self._gain_at[layer][tokens.slot], 0.0)
         added = gain[:, None] * self.bank.vectors[self._row_of[tokens.slot]]
         return added.to(hidden.device, hidden.dtype)
@@ -124,8 +129,8 @@ class RandomVector(_Vector[RandomVectorParams]):
 
 
 def random_direction(seed: int, size: int) -> torch.Tensor:
-    """A unit vector, float32 ``[size]``, uniform over directions, from a hash of the seed: alike on every rank and machine."""
+    """A unit vector, float32 ``[size]``, from a hash of the seed: alike on every rank and machine."""
     digest = hashlib.sha256(f"random_vector {seed}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
     direction = torch.randn(size, generator=generator, dtype=torch.float64)
-    return (direction / direction.norm()).float()
+    return torch.nn.functional.normalize(direction, dim=0).float()

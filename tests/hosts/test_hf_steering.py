@@ -7,16 +7,20 @@ import gc
 import inspect
 import logging
 import pickle
+import shutil
 import threading
 import types
 import weakref
+from typing import ClassVar
 
 import pytest
 import torch
+from llm_steer.plugins.vector import ConstantVector
 from transformers import LogitsProcessor
 from transformers.generation import BaseStreamer
 
 from llm_steer import Params, Plugin, SteerError, steer, unsteer
+from llm_steer.artifact import Artifact, Description
 from llm_steer.hosts.hf_call import Call, call_of
 from support.oracle import Oracle
 from support.vocabulary import BLANK, END_THINK, PAD, THINK
@@ -309,3 +313,77 @@ def test_repr(model):
     assert repr(model.steering).startswith("Steering(reflection_cycle: ReflectionCycleParams(amplitude=9.0, period=7.0")
     assert repr(steer(model, "off").steering) == "Steering(off)"
     assert isinstance(Call.runtime, type(None))
+
+
+# -- what plugins are built with -----------------------------------------------------------------------------------------
+
+
+class SizedParams(Params):
+    length: int = 0
+
+
+class Sized(Plugin[SizedParams]):
+    """Remembers its context and how far it saw."""
+
+    name, Params = "sized", SizedParams
+    built: ClassVar[list] = []
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.built.append(self)
+        self.furthest = 0
+
+    def step(self, tokens):
+        self.furthest = max(self.furthest, int(tokens.position.max()))
+
+
+@pytest.mark.parametrize(
+    ("options", "longest"),
+    [
+        ({"max_new_tokens": 7}, 12),
+        ({"max_length": 15}, 20),  # 15 columns, and as many more as a default would be allowed
+        ({}, 25),
+        ({"max_new_tokens": 7, "num_return_sequences": 2, "do_sample": True}, 12),
+    ],
+    ids=str,
+)
+def test_the_longest_sequence_of_a_call(options, longest, tiny_model, tiny_tokenizer, register):
+    register(Sized)
+    model = steer(tiny_model(), "sized", tokenizer=tiny_tokenizer)
+    Sized.built.clear()
+    ids = model.generate(PROMPT, **{"eos_token_id": None, **options})
+    plugin = Sized.built[-1]
+    assert plugin.context.max_positions == longest
+    assert plugin.furthest == ids.shape[1] - 2 < longest
+
+
+def test_plugins_learn_what_the_rows_ask_for(tiny_model, tiny_tokenizer, register):
+    register(Sized)
+    model = steer(tiny_model(), "sized", tokenizer=tiny_tokenizer, length=4)
+    Sized.built.clear()
+    asked = [{"length": 5}, None, True, {"name": "reflection_cycle"}]
+    model.generate(PROMPT.repeat(4, 1), max_new_tokens=2, eos_token_id=None, steer=asked)
+    context = Sized.built[-1].context
+    assert [params.length for params in context.declared] == [5, 4]
+    assert (context.num_slots, context.hidden_size, context.num_layers) == (5, 32, 2)
+    assert context.shelf is model.steering.shelf
+    assert context.shelf.model.architecture == "LlamaForCausalLM"
+    assert context.shelf.model.tokenizer is not None
+
+
+def test_an_artifact_is_found_again_in_every_call(tiny_model, tiny_tokenizer, tmp_path, register):
+    """Its files may go once the model is steered with it."""
+    register(ConstantVector)
+    model = steer(tiny_model(), "off", tokenizer=tiny_tokenizer)
+    description = Description(method="m", model=model.steering.shelf.model, layer=0, site="after", positions="all")
+    folder = Artifact(description, {"vector": torch.linspace(-9, 9, 32)}).save(tmp_path / "a")
+    plain = model.generate(PROMPT, **GREEDY)
+    steer(model, "constant_vector", tokenizer=tiny_tokenizer, artifact=str(folder))
+    steered = model.generate(PROMPT, **GREEDY)
+    assert not torch.equal(plain, steered)
+    shutil.rmtree(folder)
+    assert torch.equal(model.generate(PROMPT, **GREEDY), steered)
+    again = copy.deepcopy(model)
+    assert torch.equal(again.generate(PROMPT, **GREEDY), steered)
+    with pytest.raises(SteerError, match="artifact: got"):
+        steer(model, "constant_vector", tokenizer=tiny_tokenizer, artifact=str(folder))

@@ -4,12 +4,9 @@ import math
 
 import pytest
 import torch
-from llm_steer.plugins.rebalance.control import COLUMNS, Constants, coefficient
+from llm_steer.plugins.rebalance.control import COLUMNS, PRESETS, Constants, coefficient
 
-R1_1_5B = Constants(0.662293, 0.94805, 0.000560, 0.011597, -1.02, -1.91)
-R1_7B = Constants(0.666017, 0.927745, 0.000488, 0.009931, -1.19, -2.34)
-QWQ_32B = Constants(0.700670, 0.917506, 0.000386, 0.007279, -1.31, -2.73)
-QWEN3_14B = Constants(0.816174, 0.965398, 0.000149, 0.003593, -1.03, -1.13)
+R1_1_5B, R1_7B, QWQ_32B, QWEN3_14B = (preset.constants for preset in PRESETS.values())
 
 STEEPNESS = [(R1_1_5B, 15.433133), (R1_7B, 17.997249), (QWQ_32B, 22.402513), (QWEN3_14B, 30.241609)]
 POINTS = [(0.5, 0), (0.5, 0.02), (0.70, 0.001), (0.80, 0.001), (0.85, 0.02), (0.90, 0.001), None, (0.97, 0), (0.97, 0.001)]
