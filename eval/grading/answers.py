@@ -1,0 +1,89 @@
+"""Whether two answers are the same, by rules that need no computer algebra; None where only that can tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from . import normal
+
+MAX_ANSWER = 1000
+"""Characters; a longer answer is not compared."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a response answered, and whether that is right."""
+
+    answer: str | None
+    """As it was written; None for no answer."""
+    value: str | None
+    """In a normal form: two answers with one value are one vote."""
+    correct: bool
+    how: str
+    """``exact``, ``number``, ``text``, ``convention``, ``label``, ``math-verify``, ``program``; or why there is no verdict:
+    ``none`` (no answer), ``too long``, ``timeout``, ``error``."""
+
+    def row(self) -> dict[str, Any]:
+        return {"answer": self.answer, "value": self.value, "correct": self.correct, "how": self.how}
+
+
+NO_ANSWER = Verdict(None, None, False, "none")
+
+
+@dataclass(frozen=True)
+class Form:
+    """An answer in the forms in which it is compared."""
+
+    word: str | None
+    unit: str | None
+    text: str
+
+    @classmethod
+    def of(cls, answer: str) -> Form:
+        quantity, unit = normal.split_unit(answer)
+        return cls(normal.word(answer), unit, normal.as_interval(normal.compact(quantity)))
+
+    @property
+    def value(self) -> str:
+        if self.word is not None:
+            return self.word
+        bare = normal.without_name(self.text)
+        number = normal.rational(bare)
+        return bare if number is None else str(number)
+
+
+def compare(gold: str, answer: str) -> tuple[bool, str] | None:
+    """Whether an answer is right and which rule says so; None if mathematics has to be understood for it."""
+    a, b = Form.of(gold), Form.of(answer)
+    if a.word is not None:
+        return a.word == b.word, "text"
+    if a.unit and b.unit and a.unit != b.unit:
+        return False, "convention"
+    x, y = a.text, b.text
+    if ("=" in x) != ("=" in y):
+        x, y = normal.without_name(x), normal.without_name(y)
+    if x == y:
+        return True, "exact"
+    numbers = normal.rational(x), normal.rational(y)
+    if numbers[0] is not None and numbers[1] is not None:
+        return numbers[0] == numbers[1], "number"
+    bases = normal.based(x), normal.based(y)
+    if any(bases):
+        digits = [base[0] if base else text for base, text in zip(bases, (x, y), strict=True)]
+        same_base = not all(bases) or bases[0][1] == bases[1][1]  # type: ignore[index]
+        return digits[0] == digits[1] and same_base, "convention"
+    around = normal.brackets(x), normal.brackets(y)
+    if {"{}"} != set(around) - {""} and around[0] != around[1]:
+        return False, "convention"
+    if b.word is not None and len(b.word) > 1:
+        return False, "text"
+    return None
+
+
+def for_algebra(gold: str, answer: str) -> tuple[str, str]:
+    """Both as math-verify reads them best."""
+    texts = [Form.of(a).text for a in (gold, answer)]
+    if ("=" in texts[0]) != ("=" in texts[1]):
+        texts = [normal.without_name(t) for t in texts]
+    return texts[0], texts[1]

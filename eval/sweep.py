@@ -1,0 +1,186 @@
+"""Tuning on some problems, reporting on others."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llm_steer.eval import tasks
+from llm_steer.eval.config import RunConfig
+from llm_steer.eval.methods import LOOPS, NONE, parse_methods, split
+from llm_steer.eval.run import Outcome, load_tasks, run
+from llm_steer.eval.summary import Summary, summarize
+
+from llm_steer.engines.base import Engine
+from llm_steer.errors import SteerError, UnsupportedError
+from llm_steer.formats import from_option
+
+MAX_CONFIGURATIONS = 10_000
+
+Grid = Mapping[str, Sequence[Any]]
+"""Values to try, by parameter."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is tuned, and on what."""
+
+    config: RunConfig
+    """A run. Its methods that a grid names are tuned, with their other parameters as they are; the rest are reported as
+    they are."""
+    grids: Mapping[str, Grid]
+    """By a method's label; a plugin's name stands for the plugin with its defaults."""
+    report_tasks: Sequence[str] = field(default_factory=tuple)
+    """Tasks to report on; if there are none, the tasks of the run are split."""
+    share: float = 0.5
+    """Of the problems of a split task that are tuned on."""
+
+
+def parse_grids(texts: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
+    """``tip.alpha=1,3,5`` and the like, by method and parameter."""
+    grids: dict[str, dict[str, list[Any]]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        label, dot, parameter = name.rpartition(".")
+        if not (equals and dot and values):
+            raise SteerError("--grid", text, "written METHOD.parameter=value,value,...")
+        if parameter in grids.setdefault(label, {}):
+            raise SteerError("--grid", name, "given once")
+        grids[label][parameter] = [from_option(value) for value in values.split(",")]
+    if not grids:
+        raise SteerError("--grid", None, "given at least once: METHOD.parameter=value,value,...")
+    return grids
+
+
+def for_tuning(item: tasks.Item, share: float) -> bool:
+    """Whether a problem of a split task is tuned on: by a hash of what is asked, so the same in every run and order."""
+    return int(hashlib.sha256(f"tune/{item.fingerprint}".encode()).hexdigest()[:8], 16) / 2**32 < share
+
+
+def sweep(
+    plan: Plan,
+    engine: Engine | None = None,
+    *,
+    tokenizer: Any = None,
+    progress: Callable[..., Any] | None = None,
+    say: Callable[[str], None] = print,
+) -> Summary:
+    """Run every configuration on the tuning problems, then each method's best on the others.
+
+    Folders ``tune`` and ``report`` of the run's folder hold the two; the same call goes on where they were broken off.
+
+    Raises:
+        SteerError: problems that would be tuned on and reported on alike.
+        UnsupportedError: requests got no answer, so nothing can be chosen yet.
+    """
+    config = plan.config
+    fixed, configurations = split_methods(config, plan.grids)
+    counts = {label: len(steers) for label, steers in configurations.items()}
+    if len(set(counts.values())) > 1:
+        say(f"The grids are of unequal size, which favours the larger: {counts}")
+
+    def tunes(item: tasks.Item) -> bool:
+        return bool(plan.report_tasks) or for_tuning(item, plan.share)
+
+    def reports(item: tasks.Item) -> bool:
+        return bool(plan.report_tasks) or not for_tuning(item, plan.share)
+
+    tried = [{"label": _label(m, s), "steer": s} for m, steers in configurations.items() for s in steers]
+    tune = _part(config, "tune", config.tasks, [NONE, *tried])
+    final = _part(config, "report", plan.report_tasks or config.tasks, fixed)
+    refuse_overlap(
+        [item for task in load_tasks(tune) for item in task.items if tunes(item)],
+        [item for task in load_tasks(final) for item in task.items if reports(item)],
+    )
+    if engine is None:
+        from llm_steer.eval.engine import open_engine
+
+        engine, tokenizer = open_engine(config, parse_methods([NONE, *tried]) + parse_methods(fixed))
+
+    say(f"Tuning {len(tried)} configurations of {len(counts)} methods")
+    _complete(run(tune, engine, tokenizer=tokenizer, progress=progress, only=tunes))
+    table = _table(summarize(Path(tune.out)), configurations)
+    best = [max((row for row in table if row["method"] == label), key=_rank) for label in configurations]
+    for row in best:
+        say(f"Chosen: {row['label']}")
+    final = final.model_copy(update={"steer": [*fixed, *({"label": row["method"], "steer": row["steer"]} for row in best)]})
+    where = ", ".join(plan.config.tasks) + (
+        "" if plan.report_tasks else f", {100 * plan.share:g} % by a hash of the problem"
+    )
+    notes = {"tuning": table, "tuned on": where, "configurations tried": counts}
+    _complete(run(final, engine, tokenizer=tokenizer, progress=progress, only=reports, notes=notes))
+    return summarize(Path(final.out))
+
+
+def split_methods(
+    config: RunConfig, grids: Mapping[str, Grid]
+) -> tuple[list[str | dict[str, Any]], dict[str, list[dict[str, Any]]]]:
+    """The methods that stay as they are, and every configuration of those that are tuned, by label."""
+    methods = [part for m in config.steer for part in (split(m) if isinstance(m, str) else [m])]
+    by_label = {m if isinstance(m, str) else str(m.get("label")): m for m in methods}
+    configurations: dict[str, list[dict[str, Any]]] = {}
+    for label, grid in grids.items():
+        given = by_label.pop(label, label)
+        base = {"name": given} if given in LOOPS else parse_methods([given])[0].steer
+        if not isinstance(base, dict):
+            raise SteerError("--grid", label, "a method of one plugin")
+        steers = [{**base, **dict(zip(grid, values, strict=True))} for values in itertools.product(*grid.values())]
+        if len(steers) > MAX_CONFIGURATIONS:
+            raise SteerError("--grid", f"{label}: {len(steers)}", f"at most {MAX_CONFIGURATIONS} configurations")
+        configurations[label] = steers
+    return list(by_label.values()) or [NONE], configurations
+
+
+def refuse_overlap(tune: Sequence[tasks.Item], report: Sequence[tasks.Item]) -> None:
+    """Raise if a problem is in both, by what is asked."""
+    if not tune or not report:
+        raise SteerError("--share", None, "such that problems are left to tune on and to report on")
+    both = {item.fingerprint for item in tune} & {item.fingerprint for item in report}
+    if both:
+        first = next(item for item in report if item.fingerprint in both)
+        raise SteerError(
+            "--report-tasks",
+            first.id,
+            f"tasks without the problems that are tuned on: {len(both)} are in both, so their accuracy would be flattered",
+        )
+
+
+def _part(config: RunConfig, name: str, wanted: Sequence[str], steer: Sequence[Any]) -> RunConfig:
+    names = {tasks.find(task).name for task in wanted}
+    data = {task: file for task, file in config.data.items() if task in names}
+    out = str(Path(config.out) / name)
+    return config.model_copy(update={"out": out, "tasks": list(wanted), "data": data, "steer": list(steer)})
+
+
+def _label(method: str, steer: Mapping[str, Any]) -> str:
+    return f"{method}: " + ", ".join(f"{k}={v}" for k, v in steer.items() if k != "name")
+
+
+def _table(summary: Summary, configurations: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Accuracy and tokens of every configuration, averaged over tasks."""
+    rows = []
+    for method, steers in configurations.items():
+        for steer in steers:
+            label = _label(method, steer)
+            scores = [score for task in summary.tasks for score in task.scores if score.method == label]
+            accuracy = sum(score.accuracy.value for score in scores) / len(scores)
+            tokens = sum(score.tokens.value for score in scores) / len(scores)
+            rows.append({"method": method, "label": label, "steer": dict(steer), "accuracy": accuracy, "tokens": tokens})
+    return rows
+
+
+def _rank(row: Mapping[str, Any]) -> tuple[float, float]:
+    """Accuracy; of two that are equal, the one that takes fewer tokens."""
+    return row["accuracy"], -row["tokens"]
+
+
+def _complete(outcome: Outcome) -> None:
+    if outcome.failed:
+        raise UnsupportedError(
+            f"{len(outcome.failed)} requests got no answer, so nothing can be chosen yet; the same command asks for them "
+            f"again. The first error: {outcome.failed[0]}"
+        )

@@ -1,0 +1,182 @@
+"""``llm-steer eval`` from the outside: what it does, and one line for what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from llm_steer.eval import engine as engines
+
+from llm_steer.cli import run as command
+from support.fake_engine import FakeEngine, answer_by_seed, sums
+
+
+@pytest.fixture
+def cli(capsys):
+    def call(*arguments):
+        capsys.readouterr()
+        code = command(["eval", *map(str, arguments)])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    engine = FakeEngine()
+    monkeypatch.setattr(engines, "open_engine", lambda config, methods: (engine, None))
+    return engine
+
+
+@pytest.fixture
+def options(tmp_path):
+    given = sums(tmp_path)
+    return ["--tasks", given["tasks"][0], "--data", given["data"]["sums"], "--out", given["out"]]
+
+
+def test_the_command_of_the_issue(cli, fake, options, tmp_path):
+    arguments = ["fake", *options, "--steer", "none,reflection_cycle", "--samples", "2", "--seed", "0"]
+    code, out, err = cli(*arguments)
+    assert code == 0, err
+    assert "| reflection_cycle |" in out
+    folder = tmp_path / "out"
+    assert {"run.json", "report.html", "report.md", "results.jsonl"} <= {p.name for p in folder.iterdir()}
+    assert len(fake.asked) == 20
+    code, out, _ = cli("run", *arguments, "--json")
+    assert code == 0
+    assert len(fake.asked) == 20
+    assert json.loads(out)["tasks"][0]["name"] == "sums"
+    assert cli("report", folder)[0] == 0
+    code, _, err = cli("regrade", folder)
+    assert (code, "0 verdicts changed" in err) == (0, True)
+
+
+def test_options_first_and_yaml(cli, fake, options, tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text("model: fake\nsteer: [none]\nsamples: 5\n")
+    code, _, err = cli("--config", config, *options, "--set", "samples=1", "--set", "limit=3", "--no-report")
+    assert code == 0, err
+    assert len(fake.asked) == 3
+    assert not (tmp_path / "out" / "report.html").exists()
+
+
+def test_compare_and_sweep(cli, fake, options, tmp_path):
+    cli("fake", *options, "--samples", "2")
+    other = tmp_path / "other"
+    cli("fake", *options[:-1], other, "--samples", "1")
+    code, out, err = cli("compare", tmp_path / "out", other)
+    assert code == 0, err
+    assert "other" in out
+    more = tmp_path / "more"
+    more.mkdir()
+    given = sums(more, 20)
+    where = ["--tasks", given["tasks"][0], "--data", given["data"]["sums"], "--out", given["out"]]
+    code, out, err = cli("sweep", "fake", *where, "--grid", "reflection_cycle.amplitude=1,2", "--share", "0.4")
+    assert code == 0, err
+    assert "Chosen: reflection_cycle" in err
+    assert "| reflection_cycle |" in out
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"--tasks": "math50"}, "did you mean 'math500'"),
+        ({"--steer": "cyclic_reflection"}, "one of none"),
+        ({"--data": "sums=nowhere.jsonl"}, "No such file"),
+        ({"--data": "other=nowhere.jsonl"}, "one of the run's tasks"),
+        ({"--samples": "0"}, "samples"),
+        ({"--set": "sample=3"}, "did you mean 'samples'"),
+        ({"--engine": "tpu"}, "engine"),
+        ({"--config": "nowhere.yaml"}, "readable YAML file"),
+    ],
+)
+def test_bad_input_is_one_line(cli, options, change, match):
+    given = dict(zip(options[::2], options[1::2], strict=True)) | change
+    code, out, err = cli("fake", *(part for pair in given.items() for part in pair))
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert match in err
+
+
+def test_a_model_s_folder_that_is_missing(cli, options, tmp_path):
+    code, _, err = cli(tmp_path / "no-model", *options, "--engine", "hf")
+    assert code == 2
+    assert "a folder that exists" in err
+
+
+def test_a_row_without_an_answer(cli, fake, options, tmp_path):
+    (tmp_path / "sums.jsonl").write_text('{"n": 1, "a": 1, "b": 2, "sum": 3}\n{"n": 2, "a": 1, "b": 2}\n')
+    code, _, err = cli("fake", *options)
+    assert code == 2
+    assert "sums.jsonl line 2: sum" in err
+    assert "an answer" in err
+
+
+def test_a_server_that_is_not_there(cli, options, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    code, _, err = cli("served", *options, "--url", "http://127.0.0.1:9/v1")
+    assert code == 2
+    assert "no server answers" in err
+    assert "Nothing was lost" in err
+    assert all(b"sk-secret" not in p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
+
+
+def test_requests_without_an_answer_are_told(cli, fake, options):
+    fake.answer = lambda r: answer_by_seed(r) if r.messages[0]["content"] != "10+0" else 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        cli("fake", *options)
+    from llm_steer.engines.base import Response
+
+    fake.answer = lambda r: Response(finish="error", error="no server is left (it went away)")
+    code, _, err = cli("fake", *options)
+    assert code == 2
+    assert "no server is left" in err
+    assert "the same command asks for the rest" in err
+
+
+def test_an_old_folder(cli, fake, options, tmp_path):
+    cli("fake", *options)
+    results = (tmp_path / "out" / "results.jsonl").read_bytes()
+    code, _, err = cli("fake", *options, "--seed", "3")
+    assert code == 2
+    assert "seed was 0 there and is 3 now" in err
+    assert (tmp_path / "out" / "results.jsonl").read_bytes() == results
+
+
+def test_a_tiny_model(cli, options, tmp_path, tiny_model, tiny_tokenizer):
+    """All the way through Hugging Face."""
+    model = tmp_path / "tiny"
+    tiny_model("llama").save_pretrained(model)
+    tiny_tokenizer.save_pretrained(model)
+    steer = "none,reflection_cycle:amplitude=9,period=8"
+    code, _, err = cli(model, *options, "--engine", "hf", "--steer", steer, "--max-tokens", "12", "--limit", "2")
+    assert code == 0, err
+    rows = [json.loads(line) for line in (Path(tmp_path) / "out" / "results.jsonl").read_text().splitlines()]
+    assert len(rows) == 4
+    assert all(row["think_exact"] for row in rows)
+    steered = [row for row in rows if row["method"] != "none"]
+    assert all(row["steering"]["plugins"][0]["name"] == "reflection_cycle" for row in steered)
+    # The wave reached the logits: the same seeds, other texts.
+    texts = {(row["id"], row["method"] == "none"): row["text"] for row in rows}
+    assert any(texts[id_, True] != texts[id_, False] for id_ in {row["id"] for row in rows})
+
+
+def test_what_vllm_is_told_at_its_start(register):
+    """Plugins that change hidden states, once each; the others are asked for by every request."""
+    from llm_steer.eval.methods import parse_methods
+    from llm_steer.plugins.vector import RandomVector
+
+    register(RandomVector)
+    methods = parse_methods(
+        [
+            "none",
+            "reflection_cycle",
+            {"label": "a", "steer": {"name": "random_vector", "norm": 2.0, "layers": [1]}},
+            {"label": "b", "steer": ["reflection_cycle", {"name": "random_vector", "norm": 3.0, "layers": [1]}]},
+        ]
+    )
+    (named,) = engines.declared(methods)["logits_processors"]
+    assert named.startswith("random_vector:{")
+    assert engines.declared(methods[:2]) == {}

@@ -1,0 +1,175 @@
+"""The page: whole, on its own, and safe with whatever a model writes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from llm_steer.eval import report
+from llm_steer.eval.config import RunConfig
+from llm_steer.eval.report import html, svg
+from llm_steer.eval.run import run
+from llm_steer.eval.summary import summarize
+
+from llm_steer.engines.base import Response
+from support.fake_engine import FakeEngine, sums
+
+HOSTILE = "Wait</script><script>alert(1)</script><!-- <b>&amp; \u2028 ]]> \\u003c"
+
+
+def answer(request):
+    trace = {
+        "plugins": [{"name": "x", "positions": [0], "deltas": [2.0], "steered_steps": 1, "confidence": [0.1, 0.9, 0.4]}]
+    }
+    return Response(text=HOSTILE + "</think>\\boxed{10}", tokens=7, steering=None if request.steer == "off" else trace)
+
+
+@pytest.fixture
+def summary(tmp_path):
+    steer = ["none", {"label": "a <b>bold</b> | label", "steer": "reflection_cycle"}]
+    config = RunConfig(**{**sums(tmp_path, 4), "steer": steer, "samples": 2})
+    run(config, FakeEngine(answer))
+    return summarize(Path(config.out))
+
+
+class Page(HTMLParser):
+    """Elements, text by element, and what would be fetched."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.texts: list[tuple[str, str]] = []
+        self.fetched: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag not in ("meta", "link"):
+            self.open.append(tag)
+        self.fetched += [v for k, v in attrs if k in ("src", "href") and not (v or "").startswith("data:")]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+
+def data_of(text: str) -> dict:
+    """What the page's script gets: the text between the tags, as the browser cuts it."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_the_page(summary):
+    report.write(summary)
+    text = (summary.folder / "report.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.open == []
+    assert page.fetched == []
+    assert "url(" not in text
+    assert "@import" not in text
+    assert page.tags.count("script") == 2
+    assert "b" not in page.tags
+    assert any(t == "a <b>bold</b> | label" for _, t in page.texts)
+    answers = [a for p in data_of(text)["problems"] for a in p["answers"]]
+    assert len(answers) == 16
+    assert all(a["text"] == HOSTILE + "</think>\\boxed{10}" for a in answers)
+    assert {len(a["curves"]) for a in answers} == {0, 1}
+    assert "prefers-color-scheme: dark" in text
+    assert text.count("<svg") == 2  # the plot, and the wave of the steered method
+
+
+def test_markdown(summary):
+    report.write(summary)
+    lines = (summary.folder / "report.md").read_text(encoding="utf-8").splitlines()
+    rows = [line for line in lines if line.startswith("| a <b>bold</b> \\| label |")]
+    assert rows
+    widths = {len(re.findall(r"(?<!\\)\|", line)) for line in lines if line.startswith("| none |")}
+    assert widths == {len(re.findall(r"(?<!\\)\|", row)) for row in rows if "against" not in row} & widths
+
+
+def test_what_is_too_much_goes_into_side_files(summary, monkeypatch):
+    monkeypatch.setattr(html, "EMBEDDED", 1500)
+    monkeypatch.setattr(html, "SIDE_FILE", 2500)
+    report.write(summary)
+    problems = data_of((summary.folder / "report.html").read_text(encoding="utf-8"))["problems"]
+    assert [("file" in p) for p in problems] == [False, True, True, True]
+    files = sorted(p.name for p in (summary.folder / "traces").iterdir())
+    assert files == sorted({p["file"] for p in problems if "file" in p})
+    assert len(files) > 1
+    for problem in problems[1:]:
+        text = (summary.folder / "traces" / problem["file"]).read_text(encoding="utf-8")
+        held = json.loads(text.removeprefix("traces(").removesuffix(");\n"))
+        assert len(held[f"sums/{problem['id']}"]["answers"]) == 4
+        assert "</script" not in text
+
+
+DOM = """
+const fs = require("fs");
+class Node {
+  constructor(tag) {
+    Object.assign(this, { tag, children: [], own: "", attributes: {}, value: tag === "select" ? "all" : "" });
+  }
+  set textContent(t) { this.own = t; this.children = []; }
+  get textContent() { return this.own + this.children.map(c => c.textContent ?? c).join(""); }
+  append(...nodes) { this.children.push(...nodes); }
+  replaceChildren(...nodes) { this.children = nodes; this.own = ""; }
+  setAttribute(k, v) { this.attributes[k] = v; }
+  all(tag) {
+    return this.children.filter(c => c instanceof Node).flatMap(c => (c.tag === tag ? [c] : []).concat(c.all(tag)));
+  }
+}
+const places = { data: new Node("script"), browser: new Node("div") };
+places.data.textContent = fs.readFileSync(process.argv[2], "utf8");
+global.document = {
+  getElementById: id => places[id], createElement: t => new Node(t), createElementNS: (_, t) => new Node(t),
+};
+require("vm").runInThisContext(fs.readFileSync(process.argv[3], "utf8"));
+const out = places.browser, texts = tag => out.all(tag).map(n => n.textContent);
+const marks = out.all("mark").map(n => [n.textContent, n.className || ""]);
+const counts = { figures: out.all("figure").length, scripts: out.all("script").length };
+console.log(JSON.stringify({ pre: texts("pre"), options: texts("option"), marks, ...counts }));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_script(summary, tmp_path):
+    """On a small stand-in for a document: what is shown is what was written."""
+    for row in summary.rows:
+        row["marks"] = [[0, 4, 2.0]] if row["steering"] else []
+    report.write(summary)
+    text = (summary.folder / "report.html").read_text(encoding="utf-8")
+    (tmp_path / "data.json").write_text(json.dumps(data_of(text)))
+    script = Path(html.__file__).parent / "page.js"
+    (tmp_path / "dom.js").write_text(DOM)
+    done = subprocess.run(["node", tmp_path / "dom.js", tmp_path / "data.json", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert shown["pre"][0] == "10+0"
+    assert shown["pre"][1:] == [HOSTILE + "</think>\\boxed{10}"] * 4
+    assert shown["marks"] == [["Wait", ""], ["Wait", "up"]] * 2
+    assert shown["figures"] == 2
+    assert shown["scripts"] == 0
+    assert len(shown["options"]) == 3 + 4
+
+
+def test_the_curve_of_a_method(summary):
+    plugin = summary.run["methods"]["a <b>bold</b> | label"]["plugins"][0]
+    drawn = html._preview(plugin)
+    assert drawn is not None
+    assert max(drawn["delta"]) == 5.0
+    assert html._preview({**plugin, "name": "gone"}) is None
+    assert html._preview({**plugin, "params": {"height": 1}}) is None
+
+
+def test_ticks_are_round():
+    assert svg._ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert svg._ticks(-3, 47) == [0, 10, 20, 30, 40]
