@@ -14,6 +14,8 @@ comparison: the goal is under 1 %.
 they are started in turns, and the figure is reported, not judged.
 
 Each engine lives in a process of its own, one after the other.
+
+``--hidden`` measures something else, steering of hidden states: see ``vllm_hidden.py``.
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import vllm_hidden
 from measuring import bootstrap_interval, in_words, machine, print_json, say, table
 
 STEPS = 32
@@ -83,7 +86,8 @@ class Engine:
     """One in-process vLLM engine that decodes blocks of requests.
 
     Args:
-        job: ``model``, ``batches``, ``compiled``, ``dtype``, ``temperature``, and ``hide``: our entry points.
+        job: ``model``, ``batches``, ``compiled``, ``dtype``, ``temperature``, ``hide``: our entry points, and ``declared``:
+            what steers by default, if anything.
     """
 
     def __init__(self, job: dict[str, Any]) -> None:
@@ -105,6 +109,7 @@ class Engine:
             max_num_seqs=max(job["batches"]),
             enable_prefix_caching=False,
             seed=0,
+            **({"logits_processors": job["declared"]} if job.get("declared") else {}),
         )
         self._engine = self._llm.llm_engine
         loaded = "llm_steer.hosts.vllm.logits" in sys.modules
@@ -116,20 +121,23 @@ class Engine:
             for owner, name in (*wrapped, *((SteerLogitsProcessor, n) for n in ("update_state", "apply"))):
                 setattr(owner, name, self.clock.ours(getattr(owner, name)))
         sampling = {"temperature": job["temperature"], "seed": 0, "max_tokens": STEPS + 16, "ignore_eos": True}
-        self._plain = SamplingParams(**sampling)
-        self._steered = SamplingParams(**sampling, extra_args=STEER)
+        self._params = lambda asked: SamplingParams(**sampling, extra_args=asked or None)
         ids = self._llm.get_tokenizer().encode(PROMPT)
         self._prompt = {"prompt_token_ids": ids}
         self._count = 0
 
-    def block(self, batch: int, *, steered: bool) -> dict[str, float]:
-        """Decode 32 tokens of each request of a fresh batch: seconds, CPU seconds, and seconds spent in our hooks."""
-        params = self._steered if steered else self._plain
+    def block(self, batch: int, *, steered: bool = True, asked: Sequence[dict[str, Any]] = (STEER,)) -> dict[str, float]:
+        """Decode 32 tokens of each request of a fresh batch: seconds, CPU seconds, and seconds spent in our hooks.
+
+        Args:
+            asked: ``extra_args`` of steered requests, in turn.
+        """
+        params = [self._params(one) for one in (asked if steered else ({},))]
         names = []
-        for _ in range(batch):
+        for number in range(batch):
             self._count += 1
             names.append(f"r{self._count}")
-            self._engine.add_request(names[-1], self._prompt, params)
+            self._engine.add_request(names[-1], self._prompt, params[number % len(params)])
         produced: set[str] = set()
         while len(produced) < batch:  # prompts
             produced.update(output.request_id for output in self._engine.step())
@@ -184,18 +192,22 @@ def _side(steered: bool) -> str:
     return "steered" if steered else "unsteered"
 
 
+def environment_of(job: dict[str, Any]) -> dict[str, str]:
+    environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    environment.pop("VLLM_PLUGINS", None)
+    environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    environment.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    if job["threads"]:
+        environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(job["threads"])}
+    return environment
+
+
 def in_own_process(job: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "result.json")
-        environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-        environment.pop("VLLM_PLUGINS", None)
-        environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-        environment.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-        if job["threads"]:
-            environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(job["threads"])}
         command = [sys.executable, __file__, "--job", json.dumps({**job, "result": str(result)})]
         # vLLM writes to stdout, which is for the result.
-        done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)
+        done = subprocess.run(command, env=environment_of(job), stdout=sys.stderr, check=False)
         if not result.is_file():
             raise SystemExit(f"the engine's process failed (exit status {done.returncode})")
         measured: dict[str, Any] = json.loads(result.read_text())
@@ -258,8 +270,13 @@ def main() -> None:
         "0 leaves it to vLLM",
     )
     parser.add_argument("--temperature", type=float, default=0.0, help="0, greedy, makes the cheapest steps")
+    parser.add_argument("--hidden", action="store_true", help="steering of hidden states instead; --batches takes one size")
     parser.add_argument("--job", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.serve:
+        vllm_hidden.serve(Engine, json.loads(arguments.serve))
+        return
     if arguments.job:
         job = json.loads(arguments.job)
         Path(job["result"]).write_text(json.dumps(run_job(job)))
@@ -294,6 +311,15 @@ def main() -> None:
             "mode": "compiled" if arguments.compiled else "eager",
             "threads": arguments.threads or "vLLM's choice",
         }
+        if arguments.hidden:
+            batch = (arguments.batches or [8 if arguments.quick else 64])[0]
+            counts = [count for count in (1, 8, 64) if count <= batch]
+            job |= {"batch": batch, "batches": [batch]}
+            seconds = vllm_hidden.measure(job, environment_of(job), counts, pairs)
+            vllm_hidden.report(
+                vllm_hidden.summarise(seconds, counts), {**setup, "batch": batch, "rounds": pairs}, as_json=arguments.json
+            )
+            return
         report(arguments, job, setup, pairs, starts)
 
 

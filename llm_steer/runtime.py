@@ -197,7 +197,7 @@ class Runtime:
                     "params": steer.params.model_dump(mode="json", exclude_unset=True),
                     **self.plugin(steer.plugin).finish(slot, tokens, rows),
                 }
-                for steer in self._specs[slot]
+                for steer in self._specs.get(slot, ())
             ],
         }
 
@@ -214,9 +214,19 @@ def _only(items: _T, members: torch.Tensor, nobody: int) -> _T:
 def replay(spec: Spec, markers: Markers, vocab_size: int, prompt_ids: list[int], output_ids: list[int]) -> dict[str, Any]:
     """The trace of one request, from its token ids alone, on the CPU.
 
-    Right for methods whose effect is a function of token ids (``feedback`` unset); the trace says that it was replayed.
+    Complete for methods whose effect is a function of token ids; of others (``feedback``) it says what was asked for, and
+    ``"measured": False``.
     """
     device = torch.device("cpu")
     runtime = Runtime(Context(num_slots=2, device=device, vocab_size=vocab_size), markers)
-    runtime.admit(0, spec, torch.tensor(prompt_ids, dtype=torch.int64))
-    return {**runtime.trace(0, torch.tensor(output_ids, dtype=torch.int64)), "replayed": True}
+    prompt = torch.tensor(prompt_ids, dtype=torch.int64)
+    runtime.resume(0, prompt, prompt[:0])
+    runtime.admit(0, tuple(steer for steer in spec if not steer.plugin.feedback), prompt)
+    trace = runtime.trace(0, torch.tensor(output_ids, dtype=torch.int64))
+    replayed = {plugin["name"]: plugin for plugin in trace["plugins"]}
+    plugins = [
+        replayed.get(steer.name)
+        or {"name": steer.name, "params": steer.params.model_dump(mode="json", exclude_unset=True), "measured": False}
+        for steer in spec
+    ]
+    return {**trace, "replayed": True, "plugins": plugins}

@@ -56,8 +56,12 @@ class Markers:
     starts_with_newline: torch.Tensor | None = None
     """bool ``[vocab_size]``."""
 
-    def to_wire(self) -> dict[str, Any]:
-        """The think markers in JSON types, for another process; the step delimiters, which are large, stay here."""
+    def to_wire(self, *, boundaries: bool = False) -> dict[str, Any]:
+        """JSON types, for another process.
+
+        Args:
+            boundaries: with the step delimiters, which are large: thousands of ids.
+        """
 
         def plain(markers: tuple[tuple[int, ...], ...] | SpelledMarker) -> Any:
             if isinstance(markers, SpelledMarker):
@@ -65,7 +69,13 @@ class Markers:
                 return {"text": markers.text.decode("latin-1"), "parts": parts}
             return [list(ids) for ids in markers]
 
-        return {"openers": plain(self.openers), "closers": plain(self.closers)}
+        wire = {"openers": plain(self.openers), "closers": plain(self.closers)}
+        if boundaries and self.blank_line is not None:
+            wire["vocab_size"] = len(self.blank_line)
+            wire |= {
+                name: flags.nonzero().flatten().tolist() for name in _NEWLINES if (flags := getattr(self, name)) is not None
+            }
+        return wire
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Markers:
@@ -77,7 +87,16 @@ class Markers:
                 return SpelledMarker(plain["text"].encode("latin-1"), parts)
             return tuple(tuple(ids) for ids in plain)
 
-        return cls(markers(wire["openers"]), markers(wire["closers"]))
+        def flags(ids: list[int]) -> torch.Tensor:
+            return torch.zeros(wire["vocab_size"], dtype=torch.bool).index_fill_(
+                0, torch.tensor(ids, dtype=torch.int64), True
+            )
+
+        newlines = {name: flags(wire[name]) for name in _NEWLINES if name in wire}
+        return cls(markers(wire["openers"]), markers(wire["closers"]), **newlines)
+
+
+_NEWLINES = ("blank_line", "ends_in_newline", "starts_with_newline")
 
 
 def sampled_from(tokens: Tokens, first: Rows) -> Rows:

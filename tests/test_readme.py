@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -49,15 +50,22 @@ def test_python_parses_and_takes_only_names_that_exist(source):
 
 @pytest.mark.parametrize("line", each(commands))
 def test_commands_parse(line):
-    words = shlex.split(line, comments=True)
+    words = shlex.split(line.replace("\\\n", " "), comments=True)
     match words:
-        case ["llm-steer", name, *arguments]:
-            command = typer.main.get_command(cli.app).commands[name]
+        case ["llm-steer", *arguments]:
+            command: Any = typer.main.get_command(cli.app)
+            name = "llm-steer"
+            while hasattr(command, "commands"):
+                with command.make_context(name, list(arguments)) as context:
+                    name, command, arguments = command.resolve_command(context, list(arguments))
             with command.make_context(name, list(arguments)) as context:
-                for spec in context.params.get("steer") or ():
-                    parse_option(spec)
+                if name in ("generate", "serve"):
+                    for spec in context.params["steer"]:
+                        parse_option(spec)
                 if name == "preview":
                     preview.parameters(context.params["name"], context.args)
+        case ["export", *_]:
+            pass
         case ["make", target, *_]:
             assert re.search(rf"^{re.escape(target)}:", (ROOT / "Makefile").read_text(), re.M)
         case ["vllm" | "python", *arguments]:

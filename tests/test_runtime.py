@@ -384,3 +384,69 @@ def test_traces_of_nothing(prompt, output):
     assert trace["tokens"] == len(output)
     assert trace["plugins"][0]["reflection_tokens"] == output.count(5)
     assert trace["plugins"][0]["deltas"] == [0.0] * output.count(5)
+
+
+def test_a_trace_without_what_was_not_measured():
+    """A closed loop has seen nothing when its trace is replayed; the others tell theirs, in the request's order."""
+
+    class Loop(Scale):
+        name = "loop"
+        feedback = True
+
+        def admit(self, slot, params, prompt_ids):
+            raise AssertionError("it may need what a replay does not have")
+
+    loop = Steer(Loop, Amount(by=2.0))
+    trace = replay((loop, add(3.0)), MARKERS, VOCAB, [3, THINK], [5, 6, END, 7])
+    assert trace["think_tokens"] == 2
+    assert trace["plugins"] == [
+        {"name": "loop", "params": {"by": 2.0}, "measured": False},
+        {"name": "add", "params": {"by": 3.0}, "by": 3.0},
+    ]
+    alone = replay((loop,), MARKERS, VOCAB, [3, THINK], [5, 6, END, 7])
+    assert (alone["tokens"], alone["think_tokens"], len(alone["plugins"])) == (4, 2, 1)
+
+
+# -- what hosts of compiled models need ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", [0, 2, 5])
+def test_a_request_that_comes_back_keeps_what_its_plugins_know(known):
+    """Tokens are told apart as in a request that was never away; plugins are not admitted again."""
+    prompt, output = [3, THINK], [5, END, 6, THINK, 7]
+    runtime, other = runtime_of(), runtime_of()
+    for each in (runtime, other):
+        each.admit(1, (scale(2.0),), long(*prompt))
+    plugin = runtime.plugins[0]
+    plugin.table.write(1, by=5.0)  # as if it had learned something
+    runtime.resume(1, long(*prompt), long(*output[:known]))
+    ids = [*prompt, *output]
+    fed = runtime.forward(long(*ids), long(*[1] * len(ids)), torch.arange(len(ids)))
+    want = other.forward(long(*ids), long(*[1] * len(ids)), torch.arange(len(ids)))
+    for name in ("output_position", "thinking", "think_position", "think_ended"):
+        assert torch.equal(getattr(fed, name)[1:], getattr(want, name)[1:]), name
+    logits = torch.ones(1, VOCAB)
+    runtime.logits(logits, long(1), long(len(ids) - 1))
+    assert logits.unique().tolist() == [5.0]
+
+
+def test_plugins_of_one_kind_see_the_logits():
+    class Loop(Scale):
+        name = "loop"
+        feedback = True
+
+    runtime = runtime_of()
+    runtime.admit(0, (add(3.0), Steer(Loop, Amount(by=2.0))), long(3))
+    runtime.forward(long(3), long(0), long(0))
+    for feedback, want in ((True, 2.0), (False, 4.0), (None, 8.0)):
+        logits = torch.ones(1, VOCAB)
+        runtime.logits(logits, long(0), long(0), feedback=feedback)
+        assert logits.unique().tolist() == [want]
+
+
+def test_plugins_behind_a_layer_are_in_the_order_in_which_they_were_built():
+    runtime = runtime_of(num_layers=2)
+    for steer in (add(1.0), scale(2.0)):
+        runtime.plugin(steer.plugin)
+    assert [plugin.name for plugin in runtime.behind(1)] == ["add", "scale"]
+    assert runtime.behind(2) == []

@@ -311,6 +311,17 @@ def test_markers_travel_between_processes():
     sent = Markers(((1, 2), (3,)), SpelledMarker(b"</think>", parts))
     assert Markers.from_wire(json.loads(json.dumps(sent.to_wire()))) == sent
     assert Markers.from_wire(Markers().to_wire()) == Markers()
+    assert Markers.from_wire(json.loads(json.dumps(Markers().to_wire(boundaries=True)))) == Markers()
+
+
+def test_step_delimiters_travel_only_if_asked():
+    flags = [torch.tensor(row, dtype=torch.bool) for row in ([0, 1, 0, 0], [1, 1, 0, 1], [0, 0, 0, 0])]
+    sent = Markers(((1,),), (), *flags)
+    assert Markers.from_wire(sent.to_wire()) == Markers(((1,),))
+    got = Markers.from_wire(json.loads(json.dumps(sent.to_wire(boundaries=True))))
+    assert (got.openers, got.closers) == (sent.openers, sent.closers)
+    for name in ("blank_line", "ends_in_newline", "starts_with_newline"):
+        assert torch.equal(getattr(got, name), getattr(sent, name)), name
 
 
 @pytest.mark.parametrize("marker", [(1, 2, 3), (2, 3)])

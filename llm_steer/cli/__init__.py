@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from llm_steer.cli import doctor, generate, list_, preview, serve, show, tokens
+from llm_steer.cli import calibrate, concepts, doctor, eval, generate, list_, lm_eval, preview, rules, serve, show, tokens
 from llm_steer.errors import MissingDependencyError, SteerError, UnsupportedError
 
 REFUSED, INTERRUPTED = 2, 130
@@ -37,6 +37,11 @@ app.command("tokens")(tokens.tokens)
 app.command("preview", context_settings=passes_on)(preview.preview)
 app.command("serve", context_settings=passes_on)(serve.serve)
 app.command("doctor")(doctor.doctor)
+app.add_typer(calibrate.app, name="calibrate")
+app.add_typer(eval.app, name="eval")
+app.command("lm-eval")(lm_eval.lm_eval)
+app.add_typer(rules.app, name="rules")
+app.add_typer(concepts.app, name="concepts")
 
 
 def version(asked: bool) -> None:

@@ -185,9 +185,12 @@ class Server(Child):
         log: file for its output.
         arguments: of the command line, beside those that every test needs.
         key: API key.
+        env: variables of its environment.
     """
 
-    def __init__(self, model: Path | str, log: Path, *arguments: str, key: str | None = None) -> None:
+    def __init__(
+        self, model: Path | str, log: Path, *arguments: str, key: str | None = None, env: Mapping[str, str] | None = None
+    ) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -196,7 +199,7 @@ class Server(Child):
         command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port), "--enforce-eager"]
         command += ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "8", "--seed", "0"]
         command += ["--api-key", key] if key else []
-        super().__init__(command, log)
+        super().__init__(command, log, env=env)
         try:
             self._wait()
         except BaseException:

@@ -33,6 +33,7 @@ class Worker:
             "async": config.scheduler_config.async_scheduling,
             "steering_loaded": any(name.split(".")[0] == "llm_steer" for name in sys.modules),
             "processors": config.model_config.logits_processors,
+            "hash": config.compute_hash(),
         }
 
     def generate(self, requests: list[dict[str, Any]], unsteered: bool = False) -> list[list[dict[str, Any]]]:
@@ -46,6 +47,15 @@ class Worker:
         with outside():
             finished = self.llm.generate(prompts, [_params(r.get("params")) for r in requests], use_tqdm=False)
         return [[_output(o) for o in request.outputs] for request in finished]
+
+    def cached(self, prompt_token_ids: list[int], **params: Any) -> dict[str, Any]:
+        """One request with the log-probabilities of all tokens, and how many tokens of its prompt came from the cache."""
+        made = _params({**params, "logprobs": -1})
+        (request,) = self.llm.generate([{"prompt_token_ids": prompt_token_ids}], made, use_tqdm=False)
+        return {"cached": request.num_cached_tokens, "outputs": [_output(o) for o in request.outputs]}
+
+    def reset_prefix_cache(self) -> None:
+        assert self.llm.reset_prefix_cache()
 
     def beam_search(self, prompts: list[Any], unsteered: bool = False, **params: Any) -> list[list[list[int]]]:
         from contextlib import nullcontext

@@ -5,6 +5,7 @@ Nothing here imports llm_steer. Draws are vLLM's own, so that sampled tokens can
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -148,6 +149,7 @@ class Oracle:
         steer: Mapping[str, Any] | None,
         runner: str = "v1",
         change: Callable[[torch.Tensor, list[int]], None] | None = None,
+        pushes: Sequence[Push] = (),
     ) -> Result:
         """One output.
 
@@ -156,6 +158,7 @@ class Oracle:
             steer: parameters of reflection_cycle, or None.
             runner: whose seeded draw to make.
             change: what another method does to the logits, in place, after so many generated tokens.
+            pushes: what is added to hidden states.
         """
         draw = Draw(params, runner)
         if steer is not None:
@@ -169,9 +172,15 @@ class Oracle:
         stops = set() if params.get("ignore_eos") else set(self.eos_ids)
         stops |= set(params.get("stop_token_ids", ()))
         for count in range(params.get("max_tokens", 16)):
-            out = self.model(input_ids=fed, past_key_values=cache, use_cache=True)
+            start = len(prompt) + count - fed.shape[1]
+            with contextlib.ExitStack() as hooks:
+                for push in pushes:
+                    hooks.enter_context(self._pushed(push, start - len(prompt)))
+                out = self.model(input_ids=fed, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
             logits = out.logits[0, -1].float()
+            for push in pushes:
+                push.see(logits, count)
             if count < params.get("min_tokens", 0):
                 for stop in {*self.eos_ids, *params.get("stop_token_ids", ())}:
                     logits[stop] = -math.inf
@@ -204,6 +213,72 @@ class Oracle:
                 break
             fed = torch.tensor([[token]])
         return result
+
+    def _pushed(self, push: Push, start: int) -> Any:
+        """While a forward pass runs whose first token is generated token ``start`` (negative in the prompt)."""
+
+        def hook(_module: Any, _inputs: Any, output: Any) -> Any:
+            hidden = output[0] if isinstance(output, tuple) else output
+            added = torch.stack([push.at(start + i, row) for i, row in enumerate(hidden[0])])
+            return (hidden + added, *output[1:]) if isinstance(output, tuple) else hidden + added
+
+        layer = decoder_layers(self.model)[push.layer]
+        return contextlib.closing(_Handle(layer.register_forward_hook(hook)))
+
+
+class _Handle:
+    def __init__(self, handle: Any) -> None:
+        self.close = handle.remove
+
+
+def decoder_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
+    return max((m for m in model.modules() if isinstance(m, torch.nn.ModuleList)), key=len)
+
+
+class Push:
+    """What the toy method ``push`` does, once more."""
+
+    def __init__(self, strength: float = 1.0, seed: int = 0, positions: str = "output", layer: int = 0) -> None:
+        self.layer, self.strength, self.seed, self.positions = layer, strength, seed, positions
+
+    def at(self, count: int, hidden: torch.Tensor) -> torch.Tensor:
+        """What is added to generated token ``count`` with this hidden state; the last token of the prompt is -1."""
+        if self.positions == "output" and count < -1:
+            return torch.zeros_like(hidden)
+        return self.strength * _direction(self.seed, len(hidden))
+
+    def see(self, logits: torch.Tensor, count: int) -> None:
+        """The logits that generated token ``count`` will be drawn from."""
+
+
+class Thermostat(Push):
+    """What the toy method ``thermostat`` does, once more."""
+
+    def __init__(self, gain: float = 50.0, target: float = 0.5, seed: int = 0, layer: int = 0) -> None:
+        super().__init__(seed=seed, layer=layer)
+        self.gain, self.target = gain, target
+        self.coefficients: list[float] = []
+        self.mean = 0.0
+
+    def at(self, count: int, hidden: torch.Tensor) -> torch.Tensor:
+        return (self.coefficients[count] if count >= 0 else 0.0) * _direction(self.seed, len(hidden))
+
+    def see(self, logits: torch.Tensor, count: int) -> None:
+        confidence = float(logits.softmax(-1).max())
+        self.mean = confidence if count == 0 else 0.75 * self.mean + 0.25 * confidence
+        self.coefficients.append(self.gain * (self.mean - self.target))
+
+
+class Damp(Push):
+    """What the toy method ``damp`` does, once more."""
+
+    def at(self, count: int, hidden: torch.Tensor) -> torch.Tensor:
+        return -0.5 * hidden
+
+
+def _direction(seed: int, size: int) -> torch.Tensor:
+    vector = torch.randn(size, generator=torch.Generator().manual_seed(seed))
+    return vector / vector.norm()
 
 
 class Draw:

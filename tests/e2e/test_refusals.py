@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from e2e import residual
 from e2e.conftest import Engines
-from e2e.engine_client import Engine, EngineError
-from e2e.oracle import Oracle
+from e2e.engine_client import V2_SYNC, Engine, EngineError
+from e2e.oracle import Oracle, Push
 from e2e.scenarios import OPEN, Asked
 
 PROMPT = [20, 30, 40, OPEN]
@@ -147,3 +148,49 @@ def test_speculative_decoding_on_v1(engines: Engines, llama: Path, oracle: Calla
     repeating = [20, 21, 22] * 6
     params = {**GREEDY, "max_tokens": 12}
     assert engine.one(repeating, **params)["token_ids"] == oracle(llama).generate(repeating, params, None).token_ids
+
+
+def test_hidden_states_that_were_not_declared(
+    engines: Engines, llama: Path, oracle: Callable[[Path], Oracle], tmp_path: Path
+) -> None:
+    engine = engines.get(llama, one_process=True, env={"PYTHONPATH": str(residual.install(tmp_path))})
+    for steer in ("push", {"name": "thermostat", "gain": 3.0}, ["reflection_cycle", {"name": "push"}]):
+        message = refused(engine, steered(steer=steer))
+        assert "start the engine with --logits-processor" in message
+    assert engine.one(PROMPT, **GREEDY)["token_ids"] == oracle(llama).generate(PROMPT, GREEDY, None).token_ids
+
+
+def test_what_was_declared_bounds_what_may_be_asked(
+    engines: Engines, llama: Path, oracle: Callable[[Path], Oracle], tmp_path: Path
+) -> None:
+    """A declared method steers by default; other layers than the declared ones would need another model."""
+    toys = {"PYTHONPATH": str(residual.install(tmp_path))}
+    named = ['push:{"layers": [1], "strength": 60.0, "positions": "all"}']
+    engine = engines.get(llama, one_process=True, env=toys, logits_processors=named)
+
+    def want(**push: Any) -> list[int]:
+        pushes = [Push(**{"layer": 1, "positions": "all", "strength": 60.0, **push})] if push else []
+        return oracle(llama).generate(PROMPT, GREEDY, None, pushes=pushes).token_ids
+
+    assert "not declared" in refused(engine, steered(steer_layers=[0]))
+    plain = {"prompt_token_ids": PROMPT, "params": GREEDY}
+    got = engine.generate([plain, steered(steer="off"), steered(steer_strength=-60.0), steered(steer_seed=3)])
+    tokens = [o["token_ids"] for (o,) in got]
+    assert tokens == [want(strength=60.0), want(), want(strength=-60.0), want(seed=3)]
+    assert len(set(map(tuple, tokens))) == 4
+
+
+def test_closed_loops_and_drafts(engines: Engines, llama: Path, tmp_path: Path) -> None:
+    """A closed loop is refused under speculative decoding, on Model Runner V2 too."""
+    engines.close()
+    drafts = {**NGRAM, "method": "ngram_gpu"}
+    toys = {"PYTHONPATH": str(residual.install(tmp_path))}
+    with pytest.raises(EngineError, match="--speculative-config"):
+        engines.get(
+            llama,
+            V2_SYNC,
+            one_process=True,
+            env=toys,
+            speculative_config=drafts,
+            logits_processors=["thermostat:gain=3"],
+        )

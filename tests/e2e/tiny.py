@@ -6,6 +6,11 @@ from pathlib import Path
 
 VOCABULARY = 512
 ARCHITECTURES = ("llama", "qwen2", "gemma", "gpt2")
+FAMILIES = (
+    *("llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "mistral", "phi3"),
+    *("gpt2", "gpt_neox", "olmo2", "cohere", "mixtral"),
+)
+"""Architectures whose decoder layers differ in what they return."""
 WORDS = ("wait", "Wait", "but", "But", "Alternatively", "Hmm", "so", "the", "is", "a", "one", "two", "three", "four")
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>", "<think>", "</think>", "\n\n")
 TEMPLATE = (
@@ -20,10 +25,18 @@ _SCALES = (
     ("o_proj", 100.0),
     ("down_proj", 100.0),
     ("c_proj", 100.0),
+    ("attention.dense", 100.0),
+    ("dense_4h_to_h", 100.0),
+    ("w2", 100.0),
+    ("experts.down", 100.0),
     ("", 8.0),
 )
 """What random weights are multiplied with, by part of their name: logits spread, so that near-ties do not decide a token,
 and what the layers write outweighs the embedding, or tied embeddings would have the model repeat its last token."""
+
+
+POST_NORM = {"gemma2": 10.0, "gemma3_text": 10.0, "olmo2": 10.0}
+"""Weights of the norms behind attention and MLP, where there are some: they say how much a layer writes."""
 
 
 def tokenizer():
@@ -60,6 +73,10 @@ def build(architecture: str, folder: Path, seed: int = 0, layers: int = 2) -> Pa
         "max_position_embeddings": 1024,
         "tie_word_embeddings": True,
     }
+    if architecture == "mixtral":
+        sizes |= {"num_local_experts": 4, "num_experts_per_tok": 2}
+    if architecture == "gpt_neox":
+        del sizes["num_key_value_heads"], sizes["head_dim"]
     if architecture == "gpt2":
         sizes = {"n_embd": 64, "n_layer": layers, "n_head": 2, "n_positions": 1024}
     config = AutoConfig.for_model(architecture, **common, **sizes)
@@ -69,6 +86,8 @@ def build(architecture: str, folder: Path, seed: int = 0, layers: int = 2) -> Pa
         for name, weight in model.named_parameters():
             if weight.dim() > 1:
                 weight.mul_(next(factor for part, factor in _SCALES if part in name))
+            elif "post_" in name and architecture in POST_NORM:
+                weight.fill_(POST_NORM[architecture])
     model.generation_config.eos_token_id = 2
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)

@@ -8,27 +8,32 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from llm_steer import registry, spec
 from llm_steer.errors import SteerError, UnsupportedError
-from llm_steer.hosts.vllm import compat
+from llm_steer.hosts.vllm import compat, declared
+from llm_steer.hosts.vllm.declared import DEFAULTS
+from llm_steer.plugin import Context
+from llm_steer.runtime import Runtime
 from llm_steer.spec import Spec
-from llm_steer.tokens import Vocabulary
 from llm_steer.tracking import Markers
 
 STAMP = "llm_steer"
 """Key in ``extra_args`` that the front end writes and workers read; clients may not."""
 
-DEFAULTS = "llm_steer_defaults"
-"""Attribute of vLLM's ModelConfig with the engine's default steering, in wire form. No field, so that it stays out of the
-compile hash; part of the object, so that it reaches every process."""
-
 PROCESSOR = "llm_steer.hosts.vllm.logits:SteerLogitsProcessor"
+
+_markers: dict[str, Markers] = {}
+"""Of the engines of this front end that were told at start what steers, by what their requests' stamps say."""
 
 _unsteered: ContextVar[bool] = ContextVar("llm_steer_unsteered", default=False)
 _beams: ContextVar[bool] = ContextVar("llm_steer_beams", default=False)
@@ -53,26 +58,37 @@ class Admission:
     def __init__(self, vllm_config: Any, tokenizer: Any) -> None:
         model_config = vllm_config.model_config
         self.vocab_size: int = model_config.get_vocab_size()
-        self._vocabulary = Vocabulary(tokenizer, self.vocab_size) if hasattr(tokenizer, "get_vocab") else None
+        self._vocabulary = declared.vocabulary_of(tokenizer, model_config)
         self._config = vllm_config
         self.defaults: Spec = spec.from_wire(getattr(model_config, DEFAULTS, ()))
         self.requires_stamp = bool(self.defaults)
         self.counts: Counter[str] = Counter()
+        self._declared = declared.read(model_config)
+        self.shelf = self._declared.shelf
+        """Artifacts that requests may name; None where nothing steers by default."""
+        self._trial = self._make_trial()
+        self._trying = threading.Lock()
+        self._markers_key = ""
+        if self._declared.markers is not None:
+            self._markers_key = f"engine {id(self)}"
+            _markers[self._markers_key] = self._declared.markers
         if self.defaults:
-            self._check_supported()
-            self._resolve(self.defaults)
+            self._check(self._resolve(self.defaults))
 
     def status(self) -> dict[str, Any]:
         """What this front end steers, and has steered so far."""
         return {
             "defaults": spec.to_wire(self.defaults),
+            "declared": [steer.name for steer in self._declared.residual],
             "plugins": registry.names(),
             "refused_here": self._refusals,
             "requests": dict(self.counts),
         }
 
     @functools.cached_property
-    def _markers_on_wire(self) -> dict[str, Any]:
+    def _markers_on_wire(self) -> Any:
+        if self._markers_key:  # every process has them
+            return self._markers_key
         return (self._vocabulary.markers() if self._vocabulary else Markers()).to_wire()
 
     @functools.cached_property
@@ -98,7 +114,7 @@ class Admission:
                 raise SteerError("extra_args", key, "a mapping with strings for keys: others kill the engine core's input")
         rest = {key: value for key, value in arguments.items() if not _is_ours(key)}
         if not request.spec and not self.requires_stamp and not request.trace:
-            return _with_arguments(params, rest)  # asked for "off": as good as not asked
+            return with_arguments(params, rest)  # asked for "off": as good as not asked
         stamp = {
             "plugins": spec.to_wire(request.spec),
             "markers": self._markers_on_wire,
@@ -106,29 +122,107 @@ class Admission:
             "trace": request.trace,
         }
         self.counts.update(steer.name for steer in request.spec)
-        return _with_arguments(params, {**rest, STAMP: stamp})
+        return with_arguments(params, {**rest, STAMP: stamp})
 
     def read(self, arguments: Mapping[str, Any]) -> spec.Request:
         """What a request with these ``extra_args`` asks for, in finished numbers. Raises as :meth:`stamp` does."""
         if STAMP in arguments:
             raise SteerError(STAMP, arguments[STAMP], "left out: steering is asked for with steer and steer_* keys")
         request = spec.parse_flat(arguments, () if _unsteered.get() else self.defaults)
-        if request.spec:
-            self._check_supported()
-            if _beams.get():
-                raise UnsupportedError(
-                    "steering and beam search exclude each other: vLLM's beam search ranks raw log-probabilities and drops "
-                    "vllm_xargs; sample instead, or turn steering off (over HTTP vllm_xargs {'steer': 'off'}, offline "
-                    "`with llm_steer.hosts.vllm.admission.unsteered():`)"
-                )
-        return spec.Request(self._resolve(request.spec), request.trace)
+        if request.spec and _beams.get():
+            raise UnsupportedError(
+                "steering and beam search exclude each other: vLLM's beam search ranks raw log-probabilities and drops "
+                "vllm_xargs; sample instead, or turn steering off (over HTTP vllm_xargs {'steer': 'off'}, offline "
+                "`with llm_steer.hosts.vllm.admission.unsteered():`)"
+            )
+        self._check_declared(request.spec)
+        resolved = self._resolve(request.spec)
+        self._check(resolved)
+        if arguments.get("kv_transfer_params") and any(declared.has_residual(steer.plugin) for steer in resolved):
+            raise UnsupportedError(
+                "hidden states cannot be steered in a request whose keys and values come from or go to another engine "
+                "(kv_transfer_params): that one does not know how it steers"
+            )
+        return spec.Request(resolved, request.trace)
 
     def _resolve(self, request: Spec) -> Spec:
-        return spec.resolve(request, self._vocabulary)
+        return spec.resolve(request, self._vocabulary, self.shelf)
 
-    def _check_supported(self) -> None:
+    def _check_declared(self, request: Spec) -> None:
+        known = {steer.name for steer in self.defaults}
+        for steer in request:
+            if steer.name in known:
+                continue
+            if declared.has_residual(steer.plugin):
+                what = "steers hidden states, which is built into the model when it is loaded"
+            elif steer.plugin.needs_boundaries:
+                what = "reads step boundaries, whose table engines get at start"
+            else:
+                continue
+            raise UnsupportedError(
+                f"{steer.name} {what}: start the engine with --logits-processor {steer.name}:key=value,... "
+                f"(offline: LLM(..., logits_processors=['{steer.name}:...'])); requests can then change its parameters or "
+                "turn it off"
+            )
+
+    def _check(self, request: Spec) -> None:
+        """Raise for what this engine, or what was declared at its start, does not allow."""
+        if not request:
+            return
         if self._refusals:
             raise UnsupportedError(f"this engine cannot steer: {'; '.join(self._refusals)}")
+        residual = [steer for steer in request if declared.has_residual(steer.plugin)]
+        if residual and self._residual_refusals:
+            raise UnsupportedError(f"this engine cannot steer hidden states: {'; '.join(self._residual_refusals)}")
+        if any(steer.plugin.feedback for steer in request) and self._feedback_refusals:
+            raise UnsupportedError(f"this engine cannot run a closed loop: {'; '.join(self._feedback_refusals)}")
+        if self._trial is not None:
+            # What workers will do, on one slot of our own: an error there would end the engine.
+            nothing = torch.empty(0, dtype=torch.int64)
+            with self._trying:
+                for steer in residual:
+                    plugin = self._trial.plugin(steer.plugin)
+                    try:
+                        plugin.admit(0, steer.params, nothing)
+                    except (SteerError, UnsupportedError):
+                        raise
+                    except Exception as error:
+                        raise UnsupportedError(f"{steer.name} cannot be admitted: {error}") from error
+                    finally:
+                        plugin.admit(0, None, nothing)
+
+    @functools.cached_property
+    def _residual_refusals(self) -> list[str]:
+        return compat.residual_refusals(self._config)
+
+    @functools.cached_property
+    def _feedback_refusals(self) -> list[str]:
+        layers = set[int]()
+        if self._trial is not None:
+            for steer in self._declared.residual:
+                if steer.plugin.feedback:
+                    layers.update(self._trial.plugin(steer.plugin).layers())
+        return compat.feedback_refusals(self._config, layers)
+
+    def _make_trial(self) -> Runtime | None:
+        if not self._declared.residual:
+            return None
+        context = worker_context(self._config.model_config, 2, torch.device("cpu"), self._declared)
+        return Runtime(context, self._declared.markers or Markers(), self._declared.residual)
+
+
+def worker_context(model_config: Any, num_slots: int, device: torch.device, told: declared.Declared) -> Context:
+    """What plugins are built with on this engine."""
+    context = Context(num_slots, device, model_config.get_vocab_size())
+    if not told.residual:
+        return context
+    return replace(
+        context,
+        num_layers=model_config.get_total_num_hidden_layers(),
+        hidden_size=model_config.get_hidden_size(),
+        max_positions=model_config.max_model_len,
+        shelf=told.shelf,
+    )
 
 
 def read_stamp(params: Any) -> dict[str, Any] | None:
@@ -138,7 +232,9 @@ def read_stamp(params: Any) -> dict[str, Any] | None:
 
 
 def markers_of(stamp: Mapping[str, Any]) -> Markers:
-    return Markers.from_wire(stamp["markers"])
+    """The think markers and step delimiters that a request brings along, or that its front end has."""
+    wire = stamp["markers"]
+    return _markers[wire] if isinstance(wire, str) else Markers.from_wire(wire)
 
 
 def unstamped_keys(params: Any) -> list[str]:
@@ -150,7 +246,7 @@ def _is_ours(key: Any) -> bool:
     return isinstance(key, str) and key.lower().startswith(spec.PREFIX)
 
 
-def _with_arguments(params: Any, arguments: dict[str, Any]) -> Any:
+def with_arguments(params: Any, arguments: dict[str, Any]) -> Any:
     params = copy.copy(params)
     params.extra_args = arguments or None
     return params
@@ -169,7 +265,7 @@ def around_create_model_config(original: Callable[..., Any]) -> Callable[..., An
             config = original(self)
         finally:
             self.logits_processors = kept
-        setattr(config, DEFAULTS, spec.to_wire(ours))
+        declared.declare(self, config, ours)
         return config
 
     return create_model_config
@@ -191,11 +287,14 @@ def _split_processors(named: Any) -> tuple[Spec, Any]:
 
 
 def _install_front_end() -> None:
-    from llm_steer.hosts.vllm import server, trace
+    from vllm import envs
+
+    from llm_steer.hosts.vllm import plugin, server, trace
 
     compat.install(compat.INPUT_INIT, _around_input_init)
     compat.install(compat.INPUT, _around_process_inputs)
-    compat.install(compat.CORE, around_preprocess_add_request)
+    if not envs.VLLM_ENABLE_V1_MULTIPROCESSING:  # the engine core runs in this process
+        plugin.install_core()
     compat.install(compat.OUTPUT_STATE, trace.around_from_new_request)
     compat.install(compat.OUTPUT, trace.around_new_completion_output)
     trace.install()
@@ -222,6 +321,8 @@ def _around_process_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(params, SamplingParams):
             try:
                 params = self.llm_steer.stamp(params)
+                if kwargs.get("resumable") and read_stamp(params) is not None:
+                    raise UnsupportedError("steering and streaming input exclude each other: a request must come as a whole")
             except SteerError as error:
                 raise VLLMValidationError(str(error), parameter=error.field) from error
             except UnsupportedError as error:
@@ -232,6 +333,8 @@ def _around_process_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def around_preprocess_add_request(original: Callable[..., Any]) -> Callable[..., Any]:
+    from llm_steer.hosts.vllm import cache
+
     @functools.wraps(original)
     def preprocess_add_request(self: Any, request: Any) -> Any:
         if request.sampling_params is not None:
@@ -243,6 +346,7 @@ def around_preprocess_add_request(original: Callable[..., Any]) -> Callable[...,
                     f"request {request.request_id} did not come through vLLM's Python front end, where llm_steer validates "
                     f"and resolves it ({what}); it is turned away rather than answered unsteered"
                 )
+            cache.identify(request, self.vllm_config)
         return original(self, request)
 
     return preprocess_add_request

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -78,15 +78,34 @@ MIDDLEWARE = Hook(
     ("args", "app"),
     "adds the trace to HTTP responses",
 )
-RUNNER_V1 = Hook(
-    "vllm.v1.worker.gpu_model_runner", "GPUModelRunner._model_forward", ("self",), "sees each forward's tokens (V1 runner)"
+_V1, _V2 = "vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner"
+WORKER = Hook("vllm.v1.worker.gpu_worker", "Worker.load_model", ("self",), "puts residual hooks into the model")
+STATES_V1 = Hook(_V1, "GPUModelRunner._update_states", ("self", "scheduler_output"), "sees requests end (V1 runner)")
+RUNNER_V1 = Hook(_V1, "GPUModelRunner._model_forward", ("self",), "sees each forward's tokens (V1 runner)")
+SAMPLER_V1 = Hook(
+    "vllm.v1.sample.sampler", "Sampler.apply_logits_processors", ("self", "logits"), "sees raw logits (V1 runner)"
 )
-RUNNER_V2 = Hook(
-    "vllm.v1.worker.gpu.model_runner", "GPUModelRunner.prepare_inputs", ("self",), "sees each forward's tokens (V2 runner)"
+FINISH_V2 = Hook(_V2, "GPUModelRunner.finish_requests", ("self", "scheduler_output"), "sees requests end (V2 runner)")
+ADD_V2 = Hook(_V2, "GPUModelRunner.add_requests", ("self", "scheduler_output"), "sees requests begin (V2 runner)")
+RUNNER_V2 = Hook(_V2, "GPUModelRunner.prepare_inputs", ("self",), "sees each forward's tokens (V2 runner)")
+SAMPLER_V2 = Hook(
+    "vllm.v1.worker.gpu.sample.sampler",
+    "Sampler.apply_sampling_params",
+    ("self", "logits", "expanded_idx_mapping", "idx_mapping", "idx_mapping_np", "pos"),
+    "sees raw logits (V2 runner)",
+)
+CACHE = Hook(
+    "vllm.v1.core.kv_cache_utils",
+    "generate_block_hash_extra_keys",
+    ("request", "start_token_idx", "end_token_idx", "start_mm_idx"),
+    "keeps steered keys and values apart in the prefix cache",
 )
 
-FRONT_END = (CONFIG, INPUT_INIT, INPUT, CORE, OUTPUT_STATE, OUTPUT, BEAM_OFFLINE, BEAM_ONLINE)
-"""What every engine's front end needs; ``MIDDLEWARE`` comes on top where there is an HTTP server."""
+FRONT_END = (CONFIG, INPUT_INIT, INPUT, CORE, CACHE, OUTPUT_STATE, OUTPUT, BEAM_OFFLINE, BEAM_ONLINE)
+"""What every engine's front end and core need; ``MIDDLEWARE`` comes on top where there is an HTTP server."""
+
+HOOKS_V1 = (STATES_V1, RUNNER_V1, SAMPLER_V1)
+HOOKS_V2 = (FINISH_V2, ADD_V2, RUNNER_V2, SAMPLER_V2)
 
 
 def install(hook: Hook, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
@@ -94,7 +113,7 @@ def install(hook: Hook, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
     import importlib
 
     if (problem := check(hook)) is not None:
-        _logger().warning("llm_steer: %s cannot be hooked (%s); steering will be refused", hook, problem)
+        logger().warning("llm_steer: %s cannot be hooked (%s); steering will be refused", hook, problem)
         return False
     owner: Any = importlib.import_module(hook.module)
     *path, name = hook.name.split(".")
@@ -139,15 +158,15 @@ def check(hook: Hook) -> str | None:
     return f"it takes no parameter {', '.join(missing)}" if missing else None
 
 
-def runner_hook(vllm_config: Any) -> Hook:
-    return RUNNER_V2 if vllm_config.use_v2_model_runner else RUNNER_V1
+def runner_hooks(vllm_config: Any) -> tuple[Hook, ...]:
+    return HOOKS_V2 if vllm_config.use_v2_model_runner else HOOKS_V1
 
 
 def refusals(vllm_config: Any) -> list[str]:
     """Why this engine cannot steer at all; each with what to do about it."""
     reasons = [
         f"llm_steer cannot hook into {hook}: {problem}; use a vLLM version that `llm-steer doctor` lists as supported"
-        for hook in (*FRONT_END, runner_hook(vllm_config))
+        for hook in (*FRONT_END, WORKER, *runner_hooks(vllm_config))
         if (problem := check(hook)) is not None
     ]
     if vllm_config.speculative_config is not None and not vllm_config.use_v2_model_runner:
@@ -164,17 +183,61 @@ def refusals(vllm_config: Any) -> list[str]:
     return reasons
 
 
+def residual_refusals(vllm_config: Any) -> list[str]:
+    """Why hidden states cannot be steered on this engine."""
+    parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
+    transfer = vllm_config.kv_transfer_config
+    reasons = []
+    if parallel.use_ubatching:
+        reasons.append("dual-batch overlap runs a batch in two halves; remove --enable-dbo")
+    if cache.kv_sharing_fast_prefill:
+        reasons.append("fast prefill feeds the upper layers fewer tokens; remove --kv-sharing-fast-prefill")
+    passes = vllm_config.compilation_config.pass_config
+    if parallel.tensor_parallel_size > 1 and getattr(passes, "enable_sp", False):  # gone in vLLM 0.32
+        reasons.append("sequence parallelism splits hidden states over ranks; set pass_config.enable_sp to false")
+    if transfer is not None and transfer.kv_role in ("kv_producer", "kv_consumer"):
+        reasons.append("prefill and decode run on different engines, which do not know how the other one steers")
+    if vllm_config.model_config.is_encoder_decoder:
+        reasons.append("encoder-decoder models are not supported")
+    return reasons
+
+
+def feedback_refusals(vllm_config: Any, layers: Collection[int]) -> list[str]:
+    """Why a closed loop cannot run on this engine.
+
+    Args:
+        layers: those that it steers.
+    """
+    parallel = vllm_config.parallel_config
+    reasons = []
+    if vllm_config.speculative_config is not None:
+        reasons.append("a closed loop cannot know which drafts will be accepted; remove --speculative-config")
+    if parallel.enable_batch_sharded_sampling:
+        reasons.append("batch-sharded sampling shows each rank only some logits; remove --enable-batch-sharded-sampling")
+    if parallel.pipeline_parallel_size > 1:
+        from vllm.distributed.utils import get_pp_indices
+
+        stages = parallel.pipeline_parallel_size
+        first, _ = get_pp_indices(vllm_config.model_config.get_total_num_hidden_layers(), stages - 1, stages)
+        if early := sorted(layer for layer in layers if layer < first):
+            reasons.append(
+                f"layers {early} run on pipeline ranks that see no logits, where a closed loop would do nothing; steer "
+                f"layers from {first} on, or set --pipeline-parallel-size to 1"
+            )
+    return reasons
+
+
 def report() -> list[dict[str, Any]]:
     """Every hook with whether it would work here, and how that is known (for ``llm-steer doctor``)."""
     rows = []
-    for hook in (*FRONT_END, MIDDLEWARE, RUNNER_V1, RUNNER_V2):
+    for hook in (*FRONT_END, MIDDLEWARE, WORKER, *HOOKS_V1, *HOOKS_V2):
         problem = check(hook)
         how = f"signature read from source: {', '.join(hook.parameters)}" if problem is None else problem
         rows.append({"hook": str(hook), "purpose": hook.purpose, "active": problem is None, "how": how})
     return rows
 
 
-def _logger() -> Any:
+def logger() -> Any:
     from vllm.logger import init_logger
 
     return init_logger("vllm.llm_steer")

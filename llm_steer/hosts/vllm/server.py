@@ -15,7 +15,8 @@ from typing import Any
 
 from llm_steer import spec
 from llm_steer.errors import SteerError, UnsupportedError, shorten
-from llm_steer.hosts.vllm import admission, compat, trace
+from llm_steer.hosts.vllm import admission, artifacts, compat, trace, voting
+from llm_steer.hosts.vllm.voting import send_json as _send_json
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -42,15 +43,19 @@ class SteerMiddleware:
         if scope["method"] == "GET" and scope["path"] == "/v1/steer":
             await _send_json(send, 200, _status(scope["app"]))
             return
+        if scope["path"].startswith(artifacts.PATH):
+            await _send_json(send, *await _artifacts(scope, receive))
+            return
         if scope["method"] == "POST" and _is_json(scope["headers"]):
             body, receive = await _read(receive)
             try:
                 if _SUSPECTS.search(body):
+                    if vote := voting.find(body, scope["path"]):
+                        await voting.answer(self, scope, receive, send, *vote)
+                        return
                     _check_body(body, scope["path"], _front_end(scope.get("app")))
             except (SteerError, UnsupportedError) as error:
-                parameter = error.field if isinstance(error, SteerError) else spec.PREFIX
-                detail = {"message": str(error), "type": "BadRequestError", "param": parameter, "code": 400}
-                await _send_json(send, 400, {"error": detail})
+                await _send_json(send, 400, _refusal(error))
                 return
         choices: list[trace.Choice] = []
         trace.collected.set(choices)
@@ -170,6 +175,25 @@ def _front_end(app: Any) -> admission.Admission | None:
     return getattr(getattr(client, "input_processor", None), "llm_steer", None)
 
 
+async def _artifacts(scope: Message, receive: Receive) -> tuple[int, Any]:
+    app = scope["app"]
+    body = b"" if scope["method"] == "GET" else (await _read(receive))[0]
+    if (front_end := _front_end(app)) is not None:
+        try:
+            client = app.state.engine_client
+            said = await artifacts.answer(scope["method"], scope["path"].rstrip("/"), body, client, front_end)
+        except (SteerError, UnsupportedError) as error:
+            return 400, _refusal(error)
+        if said is not None:
+            return said
+    return 404, {"error": {"message": "Not Found", "type": "NotFoundError", "param": None, "code": 404}}
+
+
+def _refusal(error: SteerError | UnsupportedError) -> dict[str, Any]:
+    parameter = error.field if isinstance(error, SteerError) else spec.PREFIX
+    return {"error": {"message": str(error), "type": "BadRequestError", "param": parameter, "code": 400}}
+
+
 def _status(app: Any) -> dict[str, Any]:
     front_end = _front_end(app)
     return front_end.status() if front_end else {}
@@ -193,18 +217,12 @@ async def _read(receive: Receive) -> tuple[bytes, Receive]:
     return body, again
 
 
-async def _send_json(send: Send, status: int, content: Any) -> None:
-    body = json.dumps(content).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
 def install() -> None:
     """Hook the middleware in, if this process is an API server."""
     if compat.MIDDLEWARE.module not in sys.modules:
         return
     compat.install(compat.MIDDLEWARE, _around_init_middleware)
+    voting.configure()
     # It was imported by name before we came.
     application: Any = sys.modules.get("vllm.entrypoints.launchers.app")
     if application is not None:

@@ -82,7 +82,7 @@ def test_install_wraps_once_and_keeps_the_kind(module: str) -> None:
 
 def test_a_changed_place_is_left_alone(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     warnings = []
-    monkeypatch.setattr(compat, "_logger", lambda: SimpleNamespace(warning=lambda *args: warnings.append(args)))
+    monkeypatch.setattr(compat, "logger", lambda: SimpleNamespace(warning=lambda *args: warnings.append(args)))
     hook = Hook(module, "Owner.method", ("self", "renamed"), "")
     assert not compat.install(hook, lambda original: lambda *_: None)
     assert not compat.installed(hook)
@@ -129,3 +129,56 @@ class TestInstalledVllm:
         assert "prefill context" in compat.refusals(config(parallel_config=parallel))[0]
         pooling = SimpleNamespace(runner_type="pooling", is_diffusion=False)
         assert "pooling" in compat.refusals(config(model_config=pooling))[0]
+
+
+def steering_config(**changes: Any) -> Any:
+    """With all that residual hooks and closed loops ask for."""
+    parallel = {
+        "use_ubatching": False,
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 1,
+        "enable_batch_sharded_sampling": None,
+        **changes.pop("parallel", {}),
+    }
+    parts: dict[str, Any] = {
+        "model_config": SimpleNamespace(is_encoder_decoder=False, get_total_num_hidden_layers=lambda: 8),
+        "parallel_config": SimpleNamespace(**parallel),
+        "cache_config": SimpleNamespace(kv_sharing_fast_prefill=False),
+        "compilation_config": SimpleNamespace(pass_config=SimpleNamespace(enable_sp=False)),
+        "kv_transfer_config": None,
+        "speculative_config": None,
+    }
+    return SimpleNamespace(**{**parts, **changes})
+
+
+def test_what_residual_hooks_refuse() -> None:
+    assert compat.residual_refusals(steering_config()) == []
+    both = SimpleNamespace(kv_role="kv_both")
+    assert compat.residual_refusals(steering_config(kv_transfer_config=both)) == []
+    for changes, word in (
+        ({"parallel": {"use_ubatching": True}}, "--enable-dbo"),
+        ({"cache_config": SimpleNamespace(kv_sharing_fast_prefill=True)}, "--kv-sharing-fast-prefill"),
+        ({"compilation_config": SimpleNamespace(pass_config=SimpleNamespace(enable_sp=True))}, "enable_sp"),
+        ({"kv_transfer_config": SimpleNamespace(kv_role="kv_producer")}, "different engines"),
+        ({"kv_transfer_config": SimpleNamespace(kv_role="kv_consumer")}, "different engines"),
+        ({"model_config": SimpleNamespace(is_encoder_decoder=True)}, "encoder-decoder"),
+    ):
+        (reason,) = compat.residual_refusals(steering_config(**changes))
+        assert word in reason
+
+
+def test_what_closed_loops_refuse() -> None:
+    assert compat.feedback_refusals(steering_config(), [0, 7]) == []
+    (reason,) = compat.feedback_refusals(steering_config(speculative_config=object()), [0])
+    assert "--speculative-config" in reason
+    (reason,) = compat.feedback_refusals(steering_config(parallel={"enable_batch_sharded_sampling": True}), [0])
+    assert "batch-sharded" in reason
+
+
+def test_a_closed_loop_on_a_pipeline_rank_that_sees_no_logits() -> None:
+    pytest.importorskip("vllm")
+    config = steering_config(parallel={"pipeline_parallel_size": 2})
+    assert compat.feedback_refusals(config, [4, 7]) == []
+    (reason,) = compat.feedback_refusals(config, [3, 5])
+    assert "[3]" in reason
+    assert "from 4 on" in reason

@@ -5,6 +5,7 @@ Every row's offset is compared with ``e2e.oracle``; what it does not steer must 
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -25,8 +26,9 @@ pytest.importorskip("vllm")
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
 
-from llm_steer.hosts.vllm import admission, compat
+from llm_steer.hosts.vllm import admission
 from llm_steer.hosts.vllm.logits import SteerLogitsProcessor
+from llm_steer.hosts.vllm.worker import WorkerSteering
 
 SEQS = 6
 CPU = torch.device("cpu")
@@ -45,13 +47,15 @@ def config(**changes: Any) -> Any:
     return SimpleNamespace(**{**parts, **changes})
 
 
+_NUMBERS = itertools.count()
 ADMISSION = admission.Admission(config(), TOKENIZER)
 
 
-@pytest.fixture(autouse=True)
-def _no_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hooking into a model runner would import it."""
-    monkeypatch.setattr(compat, "install", lambda *_: True)
+def attached() -> SteerLogitsProcessor:
+    """As a worker has it once its model is loaded."""
+    made = SteerLogitsProcessor(config())
+    made.steering = WorkerSteering(config(), CPU)
+    return made
 
 
 @dataclass
@@ -66,6 +70,7 @@ class Request:
     slot: int = -1
     pending: bool = False
     """The last id was not known yet when the request came back."""
+    id: str = field(default_factory=lambda: str(next(_NUMBERS)))
 
     @property
     def ids(self) -> list[int]:
@@ -73,7 +78,10 @@ class Request:
 
     def params(self) -> Any:
         arguments = None if self.steer is None else {"steer": {"name": "reflection_cycle", **self.steer}}
-        return ADMISSION.stamp(SimpleNamespace(extra_args=arguments))
+        params = ADMISSION.stamp(SimpleNamespace(extra_args=arguments))
+        if self.steer is not None:  # as the engine core does it
+            params.extra_args[admission.STAMP]["id"] = self.id
+        return params
 
     def expected(self, logits: torch.Tensor, known: list[int]) -> tuple[torch.Tensor, list[int]]:
         """The row after steering, and the ids that it moves, when ``known`` is fed so far."""
@@ -121,25 +129,29 @@ class BatchV1:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.rows: list[Request | None] = []
+        self.preempted: list[Request] = []
+        self.finished: list[str] = []
 
     def update(self) -> BatchUpdate | None:
         rng, rows = self.rng, self.rows
         added: list[Any] = []
         moved: list[Any] = []
-        preempted = []
+        preempted = self.preempted
         free = []
         for index, request in enumerate(rows):
             if request is not None and rng.random() < 0.2:
                 rows[index] = None
                 free.append(index)
-                if rng.random() < 0.4 and request.output:
+                if rng.random() < 0.4 and request.output and len(preempted) < SEQS:
                     preempted.append(request)
+                else:
+                    self.finished.append(request.id)
         for _ in range(rng.choice((0, 0, 1, 2, 3))):
             index = free.pop(0) if free else len(rows)
             if index >= SEQS:
                 break
             if preempted and rng.random() < 0.7:  # comes back with what it has generated
-                request = preempted.pop()
+                request = preempted.pop(rng.randrange(len(preempted)))
                 request.computed = 0
             else:
                 request = new_request(rng)
@@ -183,7 +195,7 @@ def feed(processor: SteerLogitsProcessor, requests: list[Request], portions: lis
     positions = [r.computed + k for r, fed in zip(requests, portions, strict=True) for k in range(len(fed))]
     starts = np.cumsum([0, *map(len, portions)])
     # As vLLM has them: int32 ids, int64 positions, int32 starts.
-    processor.step(
+    processor.steering.step(
         torch.tensor(ids, dtype=torch.int32), torch.tensor(positions), torch.from_numpy(starts).to(torch.int32), slots
     )
 
@@ -193,15 +205,18 @@ def feed(processor: SteerLogitsProcessor, requests: list[Request], portions: lis
 def test_v1_rows_that_come_go_and_move(seed: int) -> None:
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
-    processor = SteerLogitsProcessor(config(), CPU, False)
+    processor = attached()
     batch = BatchV1(rng)
     for _ in range(20):
-        processor.update_state(batch.update())
+        update = batch.update()
+        processor.steering.finish(batch.finished)
+        batch.finished.clear()
+        processor.update_state(update)
         requests = [r for r in batch.rows if r is not None]
         if not requests:
             continue
         portions = [portion(rng, r) for r in requests]
-        if processor.steers():
+        if processor.steering.steers():
             feed(processor, requests, portions, None)
         before = torch.randn(len(requests), tiny.VOCABULARY, generator=generator) * 3
         before[:, 100] = -torch.inf
@@ -215,15 +230,15 @@ def test_v1_rows_that_come_go_and_move(seed: int) -> None:
 
 
 def test_v1_a_row_may_be_replaced_without_being_removed() -> None:
-    processor = SteerLogitsProcessor(config(), CPU, False)
+    processor = attached()
     steered = Request([20, OPEN], {"schedule": "constant", "amplitude": 5.0})
     plain = Request([20, OPEN], None)
     for requests, fresh in (([steered], steered), ([plain], plain)):
         processor.update_state(
             BatchUpdate(batch_size=1, removed=[], added=[(0, fresh.params(), fresh.prompt, [])], moved=[])
         )
-        assert processor.steers() == (fresh is steered)
-        if processor.steers():
+        assert processor.steering.steers() == (fresh is steered)
+        if processor.steering.steers():
             feed(processor, requests, [fresh.prompt], None)
         before = torch.randn(1, tiny.VOCABULARY)
         check(processor.apply(before.clone()), before, [(fresh, fresh.prompt)])
@@ -234,20 +249,6 @@ def test_it_acts_before_temperature_and_on_greedy_requests() -> None:
 
 
 # -- V2 ------------------------------------------------------------------------------------------------------------------
-
-LENGTH = 128
-
-
-class StatesV2:
-    """What Model Runner V2 shares with logits processors."""
-
-    def __init__(self) -> None:
-        self.device = CPU
-        self.max_num_reqs = SEQS
-        self.vocab_size = tiny.VOCABULARY
-        self.all_token_ids = SimpleNamespace(gpu=torch.zeros(SEQS, LENGTH, dtype=torch.int32))
-        self.prompt_len = SimpleNamespace(np=np.zeros(SEQS, dtype=np.int32))
-        self.prefill_len = SimpleNamespace(np=np.zeros(SEQS, dtype=np.int32))
 
 
 def context(requests: list[Request], portions: list[list[int]], drafts: list[int]) -> tuple[Any, list[Any]]:
@@ -286,27 +287,29 @@ def test_v2_slots_drafts_and_parts_of_a_batch(seed: int) -> None:
     """Rows in another order each step, drafts that are rejected (a drafted ``</think>`` too), recycled slots, preemption."""
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
-    states = StatesV2()
-    processor = SteerLogitsProcessor(config(use_v2_model_runner=True), states)
+    processor = attached()
+    steering = processor.steering
     free, running, preempted = list(range(SEQS)), [], []
     for _ in range(20):
         for request in list(running):
             if rng.random() < 0.15:
                 running.remove(request)
                 free.append(request.slot)
-                if rng.random() < 0.4:
+                steering.leave(request.slot)
+                if rng.random() < 0.4 and len(preempted) < SEQS:
                     preempted.append(request)
+                else:
+                    steering.finish([request.id])
         for _ in range(rng.choice((0, 1, 2))):
             if not free:
                 break
-            request = preempted.pop() if preempted and rng.random() < 0.7 else new_request(rng)
+            back = bool(preempted) and rng.random() < 0.7
+            request = preempted.pop(rng.randrange(len(preempted))) if back else new_request(rng)
             request.slot, request.computed = free.pop(), 0
-            states.prompt_len.np[request.slot] = len(request.prompt)
-            states.prefill_len.np[request.slot] = len(request.ids)
-            states.all_token_ids.gpu[request.slot, : len(request.ids)] = torch.tensor(request.ids, dtype=torch.int32)
-            assert processor.add_request(request.slot, request.params()) == (request.steer is not None)
+            params = request.params()
+            assert processor.add_request(request.slot, params) == (request.steer is not None)
+            steering.enter(request.slot, admission.read_stamp(params), request.prompt, request.output)
             running.append(request)
-        processor.apply_staged_writes()
         if not running:
             continue
         requests = rng.sample(running, len(running))
@@ -318,7 +321,7 @@ def test_v2_slots_drafts_and_parts_of_a_batch(seed: int) -> None:
             portions.append(fed + [next_token(rng) for _ in range(count)])
             drafts.append(count)
         slots = torch.tensor([r.slot for r in requests], dtype=torch.int32)
-        if processor.steers([r.slot for r in requests]):
+        if steering.steers([r.slot for r in requests]):
             feed(processor, requests, portions, slots)
         made, rows = context(requests, portions, drafts)
         before = torch.randn(len(rows), tiny.VOCABULARY, generator=generator) * 3
@@ -337,10 +340,20 @@ def test_v2_slots_drafts_and_parts_of_a_batch(seed: int) -> None:
 
 
 def test_v2_a_request_that_does_not_steer_is_declined() -> None:
-    processor = SteerLogitsProcessor(config(use_v2_model_runner=True), StatesV2())
+    processor = attached()
     assert processor.add_request(0, SimpleNamespace(extra_args=None)) is False
     assert processor.add_request(0, SimpleNamespace(extra_args={"other": 1})) is False
-    assert not processor.steers()
+    processor.steering.enter(0, None, [20], [])
+    assert not processor.steering.steers()
+
+
+def test_without_the_hooks_a_steered_request_is_an_error() -> None:
+    processor = SteerLogitsProcessor(config())
+    steered = Request([20], {"amplitude": 3.0}).params()
+    update = BatchUpdate(batch_size=1, removed=[], added=[(0, steered, [20], [])], moved=[])
+    for call in (lambda: processor.update_state(update), lambda: processor.add_request(0, steered)):
+        with pytest.raises(RuntimeError, match="without the hooks"):
+            call()
 
 
 # -- the front end's last check ---------------------------------------------------------------------------------------------

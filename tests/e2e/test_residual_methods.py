@@ -1,0 +1,211 @@
+"""The methods that come with the package and steer hidden states: vLLM's tokens are those of the Hugging Face host."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from e2e import scenarios, tiny
+from e2e.conftest import Engines
+from e2e.engine_client import Engine, EngineError, Server
+
+BLANK = tiny.SPECIAL.index("\n\n")
+TOKENS = 40
+CONSTANTS = {"q25c": 0.1, "q75c": 0.3, "q25v": 1e-4, "q75v": 1e-3, "low": -1.0, "floor": -2.0, "ceiling": 0.5}
+
+
+@pytest.fixture(scope="module")
+def talkative(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with a head that likes blank lines and ends of thought, so that there are steps."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
+    model.config.tie_word_embeddings = False
+    head = model.lm_head.weight.detach().clone()
+    head[BLANK] *= 5.0
+    head[scenarios.CLOSE] *= 1.5
+    model.lm_head.weight = torch.nn.Parameter(head)
+    folder = tmp_path_factory.mktemp("models") / "talkative"
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(llama).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shelf(talkative: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two vectors and a closed loop for that model, and a vector for another one."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    from llm_steer.artifact import Artifact, Description, ModelIdentity
+
+    config, tokenizer = AutoConfig.from_pretrained(talkative), AutoTokenizer.from_pretrained(talkative)
+    identity = ModelIdentity.of(config, dtype=torch.float32, tokenizer=tokenizer)
+    folder = tmp_path_factory.mktemp("artifacts")
+
+    def save(name: str, method: str, seed: int, model: ModelIdentity = identity) -> None:
+        vector = 30 * torch.nn.functional.normalize(torch.randn(64, generator=torch.Generator().manual_seed(seed)), dim=0)
+        about = Description(
+            method=method,
+            model=model,
+            layer=0,
+            site="after",
+            positions="delimiter",
+            sign="towards_overthinking",
+            constants=CONSTANTS if method == "rebalance" else {},
+        )
+        Artifact(about, {"vector": vector}).save(folder / name)
+
+    save("calm", "constant_vector", 1)
+    save("bold", "constant_vector", 2)
+    save("loop", "rebalance", 3)
+    save("stranger", "constant_vector", 4, identity.model_copy(update={"architecture": "OtherForCausalLM"}))
+    return folder
+
+
+def requests(shelf: Path) -> list[tuple[list[int], Any]]:
+    """Prompts, and what steers; artifacts by name."""
+    rng = random.Random(8)
+    steers: list[Any] = [
+        "off",
+        {"name": "constant_vector", "artifact": "calm", "coefficient": 1.0},
+        {"name": "constant_vector", "artifact": "bold", "coefficient": -2.0, "positions": "all"},
+        {"name": "constant_vector", "artifact": "bold", "coefficient": 2.0, "positions": "delimiters"},
+        {"name": "random_vector", "seed": 5, "norm": 40.0, "layers": [1], "positions": "think"},
+        {"name": "rebalance", "artifact": "loop", "strength": 1.0},
+        {"name": "rebalance", "artifact": "loop", "strength": 3.0, "mode": "paper"},
+        [
+            {"name": "constant_vector", "artifact": "calm", "coefficient": 0.5},
+            {"name": "rebalance", "artifact": "loop", "strength": 2.0},
+        ],
+    ]
+    return [([*scenarios.words(rng, rng.randint(2, 12)), scenarios.OPEN], steer) for steer in steers for _ in range(2)]
+
+
+def declared(shelf: Path) -> list[str]:
+    return [
+        f"constant_vector:artifact={shelf / 'calm'},coefficient=0",
+        'random_vector:{"norm": 1.0, "layers": [1], "coefficient": 1.0}',
+        f"rebalance:artifact={shelf / 'loop'},strength=0",
+    ]
+
+
+@pytest.fixture(scope="module")
+def wanted(talkative: Path, shelf: Path) -> list[list[int]]:
+    """Tokens of the Hugging Face host, one request at a time."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from llm_steer import steer
+
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(talkative, dtype=torch.float32).eval()
+    steer(model, "off", tokenizer=AutoTokenizer.from_pretrained(talkative))
+
+    def by_path(asked: Any) -> Any:
+        if isinstance(asked, list):
+            return [by_path(one) for one in asked]
+        return {**asked, "artifact": str(shelf / asked["artifact"])} if "artifact" in asked else asked
+
+    rows = []
+    for prompt, asked in requests(shelf):
+        ids = torch.tensor([prompt])
+        options = {"do_sample": False, "max_new_tokens": TOKENS, "eos_token_id": None, "pad_token_id": 0}
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), steer=[by_path(asked)], **options)
+        rows.append(out[0, len(prompt) :].tolist())
+    assert sum(row.count(BLANK) > 2 for row in rows) > len(rows) / 2, "there are steps"
+    assert len({tuple(row) for row in rows}) > 12
+    return rows
+
+
+def ask(engine: Engine, shelf: Path, tokens: int = TOKENS) -> list[dict[str, Any]]:
+    params = {"temperature": 0.0, "max_tokens": tokens, "ignore_eos": True}
+    batch = [
+        {"prompt_token_ids": prompt, "params": {**params, "extra_args": {"steer": steer}}}
+        for prompt, steer in requests(shelf)
+    ]
+    return [output for (output,) in engine.generate(batch)]
+
+
+@pytest.mark.parametrize(
+    ("runner", "options", "tokens"),
+    [
+        pytest.param("v1", {}, TOKENS, id="v1"),
+        pytest.param("v1-async", {"max_num_batched_tokens": 16}, TOKENS, id="v1-async-chunks"),
+        pytest.param("v1", {"enforce_eager": False, "env": {"VLLM_CPU_CI_ENV": "1"}}, TOKENS, id="v1-dynamo"),
+        pytest.param("v2", {}, 14, id="v2"),
+    ],
+)
+def test_tokens(
+    engines: Engines,
+    talkative: Path,
+    shelf: Path,
+    wanted: list[list[int]],
+    runner: str,
+    options: dict[str, Any],
+    tokens: int,
+) -> None:
+    env = {**options.get("env", {}), "LLM_STEER_ARTIFACTS": str(shelf)}
+    options = {**options, "env": env, "logits_processors": declared(shelf)}
+    engine = engines.get(talkative, runner, one_process=True, **options)
+    got = ask(engine, shelf, tokens)
+    for (prompt, steer), output, want in zip(requests(shelf), got, wanted, strict=True):
+        assert output["token_ids"] == want[:tokens], (prompt, steer)
+        for plugin in (output["steering"] or {"plugins": []})["plugins"]:
+            assert plugin.get("measured", True) is (plugin["name"] != "rebalance")
+
+
+def test_what_may_be_named(engines: Engines, talkative: Path, shelf: Path) -> None:
+    env = {"LLM_STEER_ARTIFACTS": str(shelf)}
+    engine = engines.get(talkative, "v1", one_process=True, env=env, logits_processors=declared(shelf))
+
+    def refused(**steer: Any) -> str:
+        with pytest.raises(EngineError) as error:
+            engine.one([20, 30], max_tokens=2, extra_args={"steer": {"name": "constant_vector", **steer}})
+        assert not engine.broken
+        return error.value.message
+
+    assert "bold, calm, loop" in refused(artifact="calmer")
+    assert "did you mean 'calm'" in refused(artifact="calmer")
+    assert "one of" in refused(artifact=str(shelf / "bold"))
+    assert "one of" in refused(artifact="../calm")
+    assert "OtherForCausalLM" in refused(artifact="stranger")
+    assert "declared for the layers [0]" in refused(artifact="calm", layers=[1])
+    assert "coefficient" in refused(artifact="calm", coefficient=1e9)
+
+
+def test_artifacts_over_http(engines: Engines, talkative: Path, shelf: Path, wanted: list[list[int]]) -> None:
+    env = {"LLM_STEER_ARTIFACTS": str(shelf)}
+    arguments = ["--logits-processors", *declared(shelf), "--api-server-count", "2"]
+    server: Server = engines.start(lambda log: Server(talkative, log, *arguments, key="secret", env=env))
+    path = "/v1/steer/artifacts"
+    assert server.request("GET", path, key=None)[0] == 401
+    assert server.request("POST", f"{path}/load", {"name": "bold"}, key=None)[0] == 401
+    for _ in range(6):  # whichever front end answers
+        status, said = server.request("GET", path)
+        assert status == 200
+        about = {row["name"]: row for row in said["artifacts"]}
+        assert set(about) == {"calm", "bold", "loop", "stranger"}
+        assert "OtherForCausalLM" in about["stranger"]["refused"]
+        assert about["bold"]["hash"] not in said["held"]
+    status, loaded = server.request("POST", f"{path}/load", {"name": "bold"})
+    assert (status, loaded["hash"]) == (200, about["bold"]["hash"])
+    assert server.request("GET", path)[1]["held"][loaded["hash"]] == 0
+    prompt, asked = requests(shelf)[4]
+    for _ in range(6):
+        xargs = {"steer": "constant_vector", **{f"steer_{k}": v for k, v in asked.items() if k != "name"}}
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+        status, answer = server.request("POST", "/v1/completions", {**body, "return_token_ids": True, "vllm_xargs": xargs})
+        assert status == 200, answer
+        assert answer["choices"][0]["token_ids"] == wanted[4]
+    assert server.request("POST", f"{path}/unload", {"name": "bold"})[0] == 200
+    assert loaded["hash"] not in server.request("GET", path)[1]["held"]
+    for body in ({"name": "nothing"}, {"name": str(shelf / "bold")}, {"names": 1}, "no json", {"name": "stranger"}):
+        status, answer = server.request("POST", f"{path}/load", body)
+        assert status == 400, answer
+        assert answer["error"]["message"]
+    assert server.request("DELETE", path)[0] == 404
+    assert server.request("GET", f"{path}/other")[0] == 404
+    assert server.request("GET", "/health")[0] == 200
