@@ -195,10 +195,10 @@ class Server(Child):
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.key = key
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *arguments]
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
         command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port), "--enforce-eager"]
         command += ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "8", "--seed", "0"]
-        command += ["--api-key", key] if key else []
+        command += [*(["--api-key", key] if key else []), *arguments]
         super().__init__(command, log, env=env)
         try:
             self._wait()

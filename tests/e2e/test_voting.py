@@ -39,10 +39,15 @@ def told(choice: dict[str, Any]) -> dict[str, Any]:
     return dict(plugin)
 
 
+def metric(server: Server, name: str) -> float:
+    """The sum of what ``/metrics`` tells under a name."""
+    _, text = server.request("GET", "/metrics")
+    return sum(float(n) for n in re.findall(rf"^vllm:(?:{name})\{{[^}}]*\}} (\S+)", text, re.M))
+
+
 def running(server: Server) -> float:
     """Requests that the engine runs or holds in its queue."""
-    _, text = server.request("GET", "/metrics")
-    return sum(float(n) for n in re.findall(r"^vllm:num_requests_(?:running|waiting)\{[^}]*\} (\S+)", text, re.M))
+    return metric(server, "num_requests_(?:running|waiting)")
 
 
 def test_one_completion(server: Server) -> None:
@@ -112,15 +117,17 @@ def test_next_to_ordinary_traffic(server: Server) -> None:
 def test_a_client_that_leaves(server: Server, stream: bool) -> None:
     body = {**VOTED, "max_tokens": 600, "ignore_eos": True, "stream": stream}
     body["vllm_xargs"] = {"steer": "mixture_of_thought", "steer_n": 2}
+    before = metric(server, "generation_tokens_total")
     with contextlib.closing(server.open("POST", PATH, body)):
         deadline = time.monotonic() + 30
-        while running(server) < 6:
+        while not running(server):
             assert time.monotonic() < deadline, "the requests never ran"
             time.sleep(0.02)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while running(server) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert running(server) == 0
+    assert 0 < metric(server, "generation_tokens_total") - before < 6 * 600
     assert server.request("POST", PATH, PLAIN)[0] == 200
 
 

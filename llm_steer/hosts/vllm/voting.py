@@ -224,12 +224,13 @@ class _Poll:
         try:
             await asyncio.wait({call, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if stop.is_set() and not whole:
-                await asyncio.wait({call}, timeout=5)  # it sees that its client has left, and aborts
                 return Response(finish="abort"), None
             await call
         finally:
+            # It sees that its client has left, and aborts. If it were cancelled, vLLM's handler would leave its task behind.
             stop.set()
             stopped.cancel()
+            await asyncio.wait({call}, timeout=5)
             call.cancel()
             await asyncio.wait({call})
         try:
