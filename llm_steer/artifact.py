@@ -176,8 +176,7 @@ class Shelf:
     """A caller may name any folder of this machine, and any repository of the Hugging Face hub, too: for callers in this
     process, never for requests from outside."""
     named: tuple[Path, ...] = ()
-    """Folders of single artifacts that were named at start: found by exactly these paths (which defaults hold that a request
-    changes a part of), and by content hash."""
+    """Folders of single artifacts that were named at start: found by content hash alone."""
     _read: dict[Path, tuple[tuple[int, ...], Artifact]] = field(default_factory=dict, repr=False, compare=False)
     _opened: dict[str, Artifact] = field(default_factory=dict, repr=False, compare=False)
 
@@ -213,6 +212,11 @@ class Shelf:
         _check_method(artifact.description, method, HASH + content_hash)
         return artifact
 
+    @property
+    def read(self) -> list[Path]:
+        """The folders of what was read so far."""
+        return list(self._read)
+
     def names(self) -> list[str]:
         """What can be named, sorted."""
         return sorted(path.name for path in self._folders(named=False))
@@ -220,9 +224,6 @@ class Shelf:
     def _named(self, name: str, method: str | None) -> Artifact:
         if name.startswith(HASH):
             return self.open(name, method)
-        for path in self.named:
-            if str(path) == name:
-                return self._load(path, method)
         if NAME.fullmatch(name) and self.folder is not None and (self.folder / name).is_dir():
             return self._load(self.folder / name, method)
         if not self.paths:

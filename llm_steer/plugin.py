@@ -208,6 +208,11 @@ class Plugin(Generic[P]):
         self.context = context
 
     @classmethod
+    def steers_hidden_states(cls) -> bool:
+        """It has a ``residual`` hook: the host needs its layers, and it can be replayed from token ids only in part."""
+        return cls.residual is not Plugin.residual
+
+    @classmethod
     def first_steered(cls, params: P, prompt_len: int) -> int | None:
         """First position whose hidden states ``residual`` may change; None: it changes none.
 

@@ -243,8 +243,7 @@ def test_outsiders_name_no_paths(folder: Path) -> None:
     assert local.open(artifact.content_hash, "rebalance") is artifact
     named = Shelf(MODEL, folder, named=(folder.parent / "outside",))
     assert named.open(artifact.content_hash, "rebalance").content_hash == artifact.content_hash
-    assert named.find(outside, "rebalance")[0].content_hash == artifact.content_hash
-    for other in ("outside", outside + "/", str(folder.parent)):
+    for other in ("outside", outside, outside + "/", str(folder.parent)):
         with pytest.raises(SteerError, match="must be one of"):
             named.find(other, "rebalance")
 

@@ -259,7 +259,8 @@ class Engine:
         from llm_steer.spec import resolve
         from llm_steer.tokens import Vocabulary
 
-        if any(steer.plugin.feedback for steer in spec):
+        spec = tuple(steer for steer in spec if not (steer.plugin.feedback or steer.plugin.steers_hidden_states()))
+        if not spec:
             return {}
         width = int(self.model.config.get_text_config(decoder=True).vocab_size)
         vocabulary = Vocabulary(self.tokenizer, width)

@@ -138,7 +138,7 @@ class Admission:
         self._check_declared(request.spec)
         resolved = self._resolve(request.spec)
         self._check(resolved)
-        if arguments.get("kv_transfer_params") and any(declared.has_residual(steer.plugin) for steer in resolved):
+        if arguments.get("kv_transfer_params") and any(steer.plugin.steers_hidden_states() for steer in resolved):
             raise UnsupportedError(
                 "hidden states cannot be steered in a request whose keys and values come from or go to another engine "
                 "(kv_transfer_params): that one does not know how it steers"
@@ -153,7 +153,7 @@ class Admission:
         for steer in request:
             if steer.name in known:
                 continue
-            if declared.has_residual(steer.plugin):
+            if steer.plugin.steers_hidden_states():
                 what = "steers hidden states, which is built into the model when it is loaded"
             elif steer.plugin.needs_boundaries:
                 what = "reads step boundaries, whose table engines get at start"
@@ -171,7 +171,7 @@ class Admission:
             return
         if self._refusals:
             raise UnsupportedError(f"this engine cannot steer: {'; '.join(self._refusals)}")
-        residual = [steer for steer in request if declared.has_residual(steer.plugin)]
+        residual = [steer for steer in request if steer.plugin.steers_hidden_states()]
         if residual and self._residual_refusals:
             raise UnsupportedError(f"this engine cannot steer hidden states: {'; '.join(self._residual_refusals)}")
         if any(steer.plugin.feedback for steer in request) and self._feedback_refusals:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llm_steer import spec
-from llm_steer.hosts.vllm import admission, compat, declared
+from llm_steer.hosts.vllm import admission, compat
 
 KEYS = "keys"
 """Of the stamp: pairs of a position and what steers from there on, as a hash."""
@@ -47,7 +47,7 @@ def cache_keys(asked: spec.Spec, wire: Any, prompt_len: int, request_id: str) ->
     """
     keys = []
     for steer, content in zip(asked, wire, strict=True):
-        if not declared.has_residual(steer.plugin):
+        if not steer.plugin.steers_hidden_states():
             continue
         first = steer.plugin.first_steered(steer.params, prompt_len)
         if first is not None:

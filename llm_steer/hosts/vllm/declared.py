@@ -14,7 +14,7 @@ from typing import Any
 
 from llm_steer import __version__, spec
 from llm_steer.artifact import HASH, ModelIdentity, Shelf
-from llm_steer.plugin import Params, Plugin
+from llm_steer.plugin import Params
 from llm_steer.spec import Spec
 from llm_steer.tokens import Vocabulary
 from llm_steer.tracking import Markers
@@ -59,14 +59,14 @@ def declare(engine_args: Any, model_config: Any, defaults: Spec) -> None:
     boundaries = any(steer.plugin.needs_boundaries for steer in defaults)
     markers = vocabulary.markers(boundaries=boundaries) if vocabulary else Markers()
     told: dict[str, Any] = {"residual": [], "markers": markers.to_wire(boundaries=boundaries)}
-    if asked := tuple(steer for steer in defaults if has_residual(steer.plugin)):
+    if asked := tuple(steer for steer in defaults if steer.plugin.steers_hidden_states()):
         model = ModelIdentity.of(
             model_config.hf_config, dtype=model_config.dtype, tokenizer=tokenizer if vocabulary else None
         )
         shelf = Shelf(model, folder(), paths=True)
         residual = spec.resolve(asked, vocabulary, shelf)
         told["residual"] = spec.to_wire(residual)
-        told["shelf"] = {"model": model.model_dump(), "named": [str(path.resolve()) for path in shelf._read]}
+        told["shelf"] = {"model": model.model_dump(), "named": [str(path.resolve()) for path in shelf.read]}
         hashes = {steer.name: steer.params for steer in residual}
         wire = [[name, _by_hash(fields, hashes.get(name))] for name, fields in spec.to_wire(defaults)]
         setattr(model_config, DEFAULTS, wire)
@@ -84,10 +84,6 @@ def read(model_config: Any) -> Declared:
     if kept := told.get("shelf"):
         shelf = Shelf(ModelIdentity(**kept["model"]), folder(), named=tuple(map(Path, kept["named"])))
     return Declared(spec.from_wire(told["residual"]), Markers.from_wire(told["markers"]), shelf)
-
-
-def has_residual(plugin: type[Plugin[Any]]) -> bool:
-    return plugin.residual is not Plugin.residual
 
 
 def vocabulary_of(tokenizer: Any, model_config: Any) -> Vocabulary | None:
