@@ -299,7 +299,11 @@ class Plugin(Generic[P]):
     # -- one forward pass -----------------------------------------------------------------------------------------------
 
     def step(self, tokens: Tokens) -> None:
-        """Update per-slot state from the tokens that are about to be fed."""
+        """Update per-slot state from the tokens that are about to be fed.
+
+        Drafted tokens are among them (speculative decoding): those that are rejected come again at the same position with
+        another id. What is gathered here belongs to a position and is overwritten; it is not added up.
+        """
 
     def layers(self) -> Collection[int]:
         """Indices of the decoder layers whose output ``residual`` wants, in ``[0, context.num_layers)``. Asked once."""
