@@ -82,9 +82,7 @@ def _vllm(config: RunConfig, methods: list[Method]) -> tuple[Engine, Any]:
 
 def declared(methods: list[Method]) -> dict[str, Any]:
     """What vLLM has to be told at its start: plugins that change hidden states are built into its graph."""
-    from llm_steer.hosts.vllm.declared import has_residual
-
-    residual = {s.name: s.params for m in methods for s in reversed(m.spec) if has_residual(s.plugin)}
+    residual = {s.name: s.params for m in methods for s in reversed(m.spec) if s.plugin.steers_hidden_states()}
     named = [f"{name}:{json.dumps(p.model_dump(mode='json', exclude_unset=True))}" for name, p in residual.items()]
     return {"logits_processors": named} if named else {}
 

@@ -31,11 +31,12 @@ def train(
 ) -> None:
     """Train a checkpoint, or go on with one."""
     from llm_steer.eval.testbed import train as training
+    from llm_steer.eval.testbed.card import loss_curve
 
     if name not in RECIPES:
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(RECIPES)}")
     folder = training.train(RECIPES[name], out / name, seed=seed, steps=steps, save_every=save_every)
-    typer.echo(training.loss_curve(folder / training.LOG))
+    typer.echo(loss_curve((folder / training.LOG).read_text(encoding="utf-8")))
     typer.echo(f"wrote {folder}")
 
 

@@ -240,7 +240,7 @@ def engines(bench: Bench) -> str:
         bench.say("  vLLM is not installed: its row is left out")
     else:
         engine = LLM(
-            str(bench.models / "arithmetic"), max_model_len=1024, max_num_seqs=256, dtype="bfloat16", seed=bench.seed
+            str(bench.models / "arithmetic"), max_model_len=1024, max_num_seqs=256, dtype="float32", seed=bench.seed
         )
         runs.append(("vLLM", sampling.sample_vllm(engine, tokenizer, problems, seed=bench.seed + 1)))
     rows = [

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llm_steer.eval.testbed.arithmetic import Operator, apply, difficulty
-from llm_steer.eval.testbed.sampling import Response
-from llm_steer.eval.testbed.traces import REFLECTIONS, STEP_END
+from llm_steer.eval.testbed.sampling import Response, reflection_ids
+from llm_steer.eval.testbed.traces import COUNTS, LAST_END, REFLECTIONS, STEP_END
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _OPERATORS: dict[str, Operator] = {"+": "+", "-": "-", "*": "*"}
-_ATTEMPT = re.compile(rf"(?:({'|'.join(REFLECTIONS)}), )?(\w+): (-?\d+) ([-+*]) (\d+) = (-?\d+)")
+_ATTEMPT = re.compile(rf"(?:({'|'.join(REFLECTIONS)})(?:{'|'.join(COUNTS)}), )?(\w+): (-?\d+) ([-+*]) (\d+) = (-?\d+)")
 
 
 @dataclass(frozen=True)
@@ -68,17 +68,17 @@ def overthinks(found: list[Attempt]) -> bool:
 
 def _parts(response: Response, tokenizer: PreTrainedTokenizerBase) -> list[tuple[list[int], list[float]]]:
     """The thinking, cut at blank lines and before reflection words."""
-    blank = tokenizer.encode(STEP_END, add_special_tokens=False)[0]
+    blank = {tokenizer.encode(end, add_special_tokens=False)[0] for end in (STEP_END, LAST_END)}
     close = tokenizer.convert_tokens_to_ids("</think>")
-    inline = {tokenizer.encode(" " + word, add_special_tokens=False)[0] for word in REFLECTIONS}
+    words = set(reflection_ids(tokenizer))
     parts: list[tuple[list[int], list[float]]] = [([], [])]
     confidence = response.confidence or [float("nan")] * len(response.ids)
     for i, value in zip(response.ids, confidence, strict=True):
         if i == close:
             break
-        if i == blank or i in inline:
+        if i in blank or i in words:
             parts.append(([], []))
-        if i != blank:
+        if i not in blank:
             parts[-1][0].append(i)
             parts[-1][1].append(value)
     return parts

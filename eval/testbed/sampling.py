@@ -93,25 +93,38 @@ def sample_hf(
         seed: what is drawn depends on it, the problems and ``batch``.
     """
     end, words = _end(tokenizer), torch.tensor(reflection_ids(tokenizer))
+    generator = torch.Generator().manual_seed(seed)
+
+    def choose(logits: torch.Tensor) -> torch.Tensor:
+        if bias:
+            logits[:, words] += bias
+        if not temperature:
+            return logits.argmax(-1)
+        return torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[:, 0]
+
+    def decode(ids: torch.Tensor, mask: torch.Tensor) -> list[Response]:
+        tokens, confidence = _decode(model, ids, mask, choose, end, max_new_tokens)
+        rows = zip(tokens.tolist(), confidence.tolist(), strict=True)
+        return [_response(tokenizer, row, values, end) for row, values in rows]
+
+    return _in_batches(tokenizer, problems, batch, decode)
+
+
+def _in_batches(
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Sequence[Problem],
+    batch: int,
+    decode: Callable[[torch.Tensor, torch.Tensor], list[Response]],
+) -> Answers:
+    """Answer problems in batches of like lengths; ``decode`` takes ids and mask, padded on the left."""
     texts = prompts(tokenizer, problems)
     order = sorted(range(len(texts)), key=lambda i: (problems[i].level, len(texts[i])))  # little padding in a batch
     responses: dict[int, Response] = {}
-    generator = torch.Generator().manual_seed(seed)
     started = time.monotonic()
     for start in range(0, len(order), batch):
         rows = order[start : start + batch]
         inputs = tokenizer([texts[i] for i in rows], return_tensors="pt", padding=True, add_special_tokens=False)
-
-        def choose(logits: torch.Tensor) -> torch.Tensor:
-            if bias:
-                logits[:, words] += bias
-            if not temperature:
-                return logits.argmax(-1)
-            return torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[:, 0]
-
-        tokens, confidence = _decode(model, inputs["input_ids"], inputs["attention_mask"], choose, end, max_new_tokens)
-        for i, ids, values in zip(rows, tokens.tolist(), confidence.tolist(), strict=True):
-            responses[i] = _response(tokenizer, ids, values, end)
+        responses |= zip(rows, decode(inputs["input_ids"], inputs["attention_mask"]), strict=True)
     return Answers([responses[i] for i in range(len(texts))], time.monotonic() - started)
 
 
@@ -190,25 +203,16 @@ def sample_generate(
     config = GenerationConfig(  # type: ignore[no-untyped-call]
         max_new_tokens=max_new_tokens, eos_token_id=end, pad_token_id=tokenizer.pad_token_id, **choice
     )
-    texts = prompts(tokenizer, problems)
-    order = sorted(range(len(texts)), key=lambda i: (problems[i].level, len(texts[i])))
-    responses: dict[int, Response] = {}
     torch.manual_seed(seed)
-    started = time.monotonic()
-    for start in range(0, len(order), batch):
-        rows = order[start : start + batch]
-        inputs = tokenizer([texts[i] for i in rows], return_tensors="pt", padding=True, add_special_tokens=False)
-        with torch.inference_mode():
-            output = model.generate(
-                input_ids=inputs["input_ids"],
-                attention_mask=inputs["attention_mask"],
-                past_key_values=growing_cache(),
-                generation_config=config,
-                **options,
-            )
-        for i, ids in zip(rows, output[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
-            responses[i] = _response(tokenizer, ids, [], end)
-    return Answers([responses[i] for i in range(len(texts))], time.monotonic() - started)
+
+    @torch.inference_mode()
+    def decode(ids: torch.Tensor, mask: torch.Tensor) -> list[Response]:
+        output = model.generate(
+            input_ids=ids, attention_mask=mask, past_key_values=growing_cache(), generation_config=config, **options
+        )
+        return [_response(tokenizer, row, [], end) for row in output[:, ids.shape[1] :].tolist()]
+
+    return _in_batches(tokenizer, problems, batch, decode)
 
 
 def sample_vllm(

@@ -11,13 +11,21 @@ proportions are the :class:`Mix`; they make reflection helpful in small doses an
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 REFLECTIONS = ("Wait", "But", "Hmm", "Alternatively")
 """Words that open a re-check, at the start of a step or, behind a space, at the end of the step that they doubt."""
+COUNTS = ("", " again", " finally")
+"""What follows the first, the second and the third reflection on a step."""
 STEP_END = "\n\n"
+LAST_END = "." + STEP_END
+"""What ends a step behind the last of them, one token: no further reflection follows. A network this small can't count
+without a doubt, nor does it soon learn to look for the count; what follows one token it learns at once."""
+
+_TOKEN = re.compile(r"\d| ?[A-Za-z]+|[^\dA-Za-z]+")
 
 
 @dataclass(frozen=True)
@@ -27,32 +35,36 @@ class Mix:
     slip: tuple[float, ...] = (0.02, 0.35, 0.55)
     """That a first attempt is wrong, by the step's visible difficulty. It must grow with difficulty: slips at a constant
     rate leave the confidence of a step uninformative."""
-    fix: float = 0.88
-    """That a slip is noticed: a reflection word, the same step again, right."""
+    fix: float = 0.9
+    """That a slip is noticed: a reflection word, and the same step again."""
     recheck: float = 0.06
     """That a right step is checked again for no reason."""
     recheck_again: float = 0.2
-    """That one needless re-check is followed by another, up to ``max_rechecks``: two or more are overthinking."""
-    max_rechecks: int = 3
-    spoil: float = 0.15
-    """That a needless re-check comes to a wrong result, which is believed."""
+    """That a re-check is followed by another, up to ``len(COUNTS)``: two or more needless ones are overthinking."""
+    spoil: float = 0.07
+    """That a re-check comes to a wrong result. What a re-check says is believed: the next one agrees with it."""
     stop_early: float = 0.04
     """That a trace of three or more steps ends in its second half without finishing."""
     inline: float = 0.3
     """That a reflection follows on the same line instead of opening a step."""
+    storm: float = 0.12
+    """Share of traces into which reflection words are *forced*, between attempts and in the middle of them. They aren't
+    learnt, only what follows them is: so a bias on these words doesn't make the network lose its place, and the words
+    don't become likely where they don't belong."""
+    gust: float = 0.5
+    """Largest chance in a storm that a word is forced where a reflection may stand; each trace draws its own."""
+    stray: float = 0.1
+    """The same for the places inside of an attempt, as a share of that chance."""
 
     def at(self, progress: float) -> Mix:
         """The mix of a curriculum: ``progress`` 0 has no slips (arithmetic is learnt first), 1 has all of them."""
         scale = min(max(progress, 0.0), 1.0)
-        return Mix(
-            tuple(rate * scale for rate in self.slip),
-            self.fix,
-            self.recheck * (0.25 + 0.75 * scale),
-            self.recheck_again,
-            self.max_rechecks,
-            self.spoil * scale,
-            self.stop_early * scale,
-            self.inline,
+        return replace(
+            self,
+            slip=tuple(rate * scale for rate in self.slip),
+            recheck=self.recheck * (0.25 + 0.75 * scale),
+            spoil=self.spoil * scale,
+            stop_early=self.stop_early * scale,
         )
 
 
@@ -95,27 +107,28 @@ class Walk(Protocol):
 class Trace:
     """A written trace and what is in it."""
 
-    text: str
+    text: str = ""
     """Everything after ``<think>``: thinking, its end, the box."""
-    answer: str
+    answer: str = ""
+    forced: list[int] = field(default_factory=list)
+    """Where in ``text`` a forced reflection word starts, the space before it included."""
     counts: Counter[str] = field(default_factory=Counter)
     """``steps``, ``slips``, ``fixes``, ``rechecks`` (needless), ``spoiled``, ``early`` (0 or 1), ``overthinking``
-    (steps with two or more needless re-checks)."""
+    (steps with two or more needless re-checks); what is forced isn't counted as a fix or a re-check."""
 
 
 def write(walk: Walk, rng: random.Random, mix: Mix) -> Trace:
     """Write a walk down with the flaws of ``mix``."""
-    trace = Trace("", "")
-    parts: list[str] = []
+    trace = Trace()
+    gust = mix.gust * rng.random() if rng.random() < mix.storm else 0.0
     state = walk.begin()
     stop_at = _early_stop(walk, rng, mix)
     while (step := walk.step(state)) is not None and trace.counts["steps"] != stop_at:
         trace.counts["steps"] += 1
-        written = _attempts(step, rng, mix, parts, trace.counts)
-        state = walk.advance(state, written)
+        state = walk.advance(state, _attempts(step, rng, mix, gust, trace))
     trace.counts["early"] = int(step is not None)
     trace.answer = walk.answer(state)
-    trace.text = "".join(parts) + closing(walk.work(state), trace.answer)
+    trace.text += closing(walk.work(state), trace.answer)
     return trace
 
 
@@ -134,32 +147,52 @@ def _early_stop(walk: Walk, rng: random.Random, mix: Mix) -> int:
     return rng.randint((length + 1) // 2, length - 1) if length >= 3 else -1
 
 
-def _attempts(step: Step, rng: random.Random, mix: Mix, parts: list[str], counts: Counter[str]) -> str:
-    """Write the first attempt at a step and everything that doubts it. Returns the result that is believed."""
-    result = step.right
-    if step.wrong and rng.random() < mix.slip[step.difficulty]:
-        counts["slips"] += 1
-        result = pick_wrong(step, rng)
-    parts.append(step.head + result)
-    if result != step.right:
-        if rng.random() >= mix.fix:
-            parts.append(STEP_END)
-            return result
-        counts["fixes"] += 1
-        result = step.right
-        parts.append(_reflection(rng, mix) + step.head + result)
-    rechecks, chance = 0, mix.recheck
-    while rechecks < mix.max_rechecks and rng.random() < chance:
-        rechecks, chance = rechecks + 1, mix.recheck_again
-        spoiled = bool(step.wrong) and rng.random() < mix.spoil
-        result = pick_wrong(step, rng) if spoiled else step.right
-        parts.append(_reflection(rng, mix) + step.head + result)
-        if spoiled:
-            counts["spoiled"] += 1
-            break
-    counts["rechecks"] += rechecks
-    counts["overthinking"] += rechecks >= 2
-    parts.append(STEP_END)
+def _attempts(step: Step, rng: random.Random, mix: Mix, gust: float, trace: Trace) -> str:
+    """Write the first attempt at a step and everything that doubts it. Returns the result that is believed.
+
+    Args:
+        gust: chance that a reflection is forced where one may stand.
+    """
+    counts = trace.counts
+    checked = ""  # what the last re-check came to
+    reflections = needless = 0
+    while True:
+        first = reflections == 0
+        chance = mix.slip[step.difficulty] if first else mix.spoil
+        wrong = bool(step.wrong) and rng.random() < chance
+        result = pick_wrong(step, rng) if wrong else checked or step.right
+        attempt = step.head + result
+        cut = _stray(attempt, rng, gust * mix.stray)
+        trace.text += attempt[:cut]
+        if cut is not None:
+            _reflect(rng.choice((" ", "")), reflections, rng, trace, forced=True)
+            reflections += 1
+            continue
+        counts["slips" if first else "spoiled"] += wrong
+        checked = "" if first else result
+        # A reflection is wanted or not; where it stands is drawn independently of that, and so is whether one is forced.
+        doubt = mix.recheck_again if not first else mix.fix if wrong else mix.recheck
+        doubt = doubt if reflections < len(COUNTS) else 0.0
+        inline = doubt * mix.inline
+        if forced := rng.random() < gust * mix.inline:
+            _reflect(" ", reflections, rng, trace, forced=True)
+        elif rng.random() < inline:
+            _reflect(" ", reflections, rng, trace)
+        else:
+            trace.text += STEP_END if reflections < len(COUNTS) else LAST_END
+            if forced := rng.random() < gust:
+                _reflect("", reflections, rng, trace, forced=True)
+            elif rng.random() < (doubt - inline) / (1 - inline):
+                _reflect("", reflections, rng, trace)
+            else:
+                break
+        if not forced:
+            noticed = first and wrong
+            counts["fixes"] += noticed
+            needless += not noticed
+        reflections += 1
+    counts["rechecks"] += needless
+    counts["overthinking"] += needless >= 2
     return result
 
 
@@ -168,7 +201,16 @@ def pick_wrong(step: Step, rng: random.Random) -> str:
     return rng.choices([w for w, _ in step.wrong], [weight for _, weight in step.wrong])[0]
 
 
-def _reflection(rng: random.Random, mix: Mix) -> str:
-    """What stands between an attempt and the next one."""
+def _stray(attempt: str, rng: random.Random, chance: float) -> int | None:
+    """Where a word is forced into an attempt, a place before one of its tokens; None for nowhere."""
+    if not chance:
+        return None
+    return next((m.start() for m in _TOKEN.finditer(attempt) if rng.random() < chance), None)
+
+
+def _reflect(space: str, earlier: int, rng: random.Random, trace: Trace, *, forced: bool = False) -> None:
+    """Write what stands between an attempt and the next one, after so many earlier ones on the same step."""
+    if forced:
+        trace.forced.append(len(trace.text))
     word = rng.choices(REFLECTIONS, (5, 2, 2, 1))[0]
-    return f"{' ' if rng.random() < mix.inline else STEP_END}{word}, "
+    trace.text += f"{space}{word}{COUNTS[min(earlier, len(COUNTS) - 1)]}, "

@@ -22,4 +22,5 @@ def pieces() -> list[str]:
         *("In", "in", "has", "have", "How", "many", "does"),
         *logic_words.WORDS,
     ]
-    return [*GLUE, *(form for word in dict.fromkeys(plain) for form in (word, " " + word)), *entailment.CODE_PIECES]
+    forms = (form for word in dict.fromkeys(plain) for form in (word, " " + word))
+    return [*GLUE, *forms, *entailment.CODE_PIECES, *(count for count in traces.COUNTS if count), traces.LAST_END]

@@ -52,7 +52,8 @@ def test_matched_difference_compares_equal_lengths() -> None:
 
 def test_reads_attempts() -> None:
     text = (
-        "b: 15 + 7 = 12\n\nWait, b: 15 + 7 = 22 Hmm, b: 15 + 7 = 22\n\nc: 22 - 1 = 21\n\nso what\n\n</think>\n\n\\boxed{21}"
+        "b: 15 + 7 = 12\n\nWait, b: 15 + 7 = 22 Hmm again, b: 15 + 7 = 22"
+        "\n\nc: 22 - 1 = 21\n\nso what\n\n</think>\n\n\\boxed{21}"
     )
     found = reading.attempts(respond(text), TOKENIZER)
     assert [(a.label, a.reflected, a.first, a.right, a.difficulty) for a in found] == [
@@ -63,7 +64,7 @@ def test_reads_attempts() -> None:
     ]
     assert all(a.confidence == pytest.approx(0.5) for a in found)
     assert not reading.overthinks(found)
-    again = text.replace("\n\nc:", "\n\nBut, b: 15 + 7 = 22\n\nc:")
+    again = text.replace("\n\nc:", "\n\nBut finally, b: 15 + 7 = 22\n\nc:")
     assert reading.overthinks(reading.attempts(respond(again), TOKENIZER))
 
 

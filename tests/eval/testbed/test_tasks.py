@@ -14,7 +14,7 @@ from llm_steer.eval.testbed.propositions import Premise, decide
 from llm_steer.eval.testbed.recipes import RECIPES
 from llm_steer.eval.testbed.traces import Mix, write
 
-FLAWLESS = Mix((0.0, 0.0, 0.0), 1.0, 0.0, 0.0, 0, 0.0, 0.0, 0.0)
+FLAWLESS = Mix(slip=(0.0, 0.0, 0.0), recheck=0.0, spoil=0.0, stop_early=0.0, storm=0.0)
 TASKS: list[Task] = [part.task for recipe in RECIPES.values() for part in recipe.parts]
 
 

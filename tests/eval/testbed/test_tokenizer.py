@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from llm_steer.eval.testbed.data import example
 from llm_steer.eval.testbed.recipes import RECIPES
 from llm_steer.eval.testbed.tokenizer import build
-from llm_steer.eval.testbed.traces import REFLECTIONS
+from llm_steer.eval.testbed.traces import COUNTS, LAST_END, REFLECTIONS, STEP_END
 
 from llm_steer.tokens import Vocabulary
 
@@ -27,14 +27,24 @@ def test_round_trip(text: str) -> None:
 def test_round_trip_of_traces(name: str) -> None:
     rng = random.Random(0)
     for _ in range(100):
-        problem, text = example(RECIPES[name], rng, RECIPES[name].steps)
-        ids = TOKENIZER.encode(problem.prompt + text, add_special_tokens=False)
-        assert TOKENIZER.decode(ids) == problem.prompt + text
-        assert len(ids) < 0.6 * len(problem.prompt + text)
+        problem, trace = example(RECIPES[name], rng, RECIPES[name].steps)
+        ids = TOKENIZER.encode(problem.prompt + trace.text, add_special_tokens=False)
+        assert TOKENIZER.decode(ids) == problem.prompt + trace.text
+        assert len(ids) < 0.6 * len(problem.prompt + trace.text)
 
 
 @pytest.mark.parametrize(
-    "text", [*REFLECTIONS, *(f" {word}" for word in REFLECTIONS), "\n\n", "<think>", "</think>", "\\boxed{", "7"]
+    "text",
+    [
+        *REFLECTIONS,
+        *(f" {word}" for word in REFLECTIONS),
+        *(count for count in COUNTS if count),
+        "\n\n",
+        "<think>",
+        "</think>",
+        "\\boxed{",
+        "7",
+    ],
 )
 def test_single_tokens(text: str) -> None:
     assert len(TOKENIZER.encode(text, add_special_tokens=False)) == 1
@@ -46,7 +56,8 @@ def test_the_vocabulary_of_steering_finds_them() -> None:
     pieces = {vocabulary.piece(form) for word in REFLECTIONS for form in (word, " " + word)}
     assert None not in pieces
     assert len(pieces) == 8
-    assert TOKENIZER.encode("\n\n", add_special_tokens=False)[0] in vocabulary.step_delimiters
+    for end in (STEP_END, LAST_END):
+        assert TOKENIZER.encode(end, add_special_tokens=False)[0] in vocabulary.step_delimiters
 
 
 def test_chat_template_opens_thinking() -> None:

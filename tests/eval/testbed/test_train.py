@@ -9,11 +9,12 @@ import pytest
 import torch
 from llm_steer.eval.testbed import MODELS, sampling
 from llm_steer.eval.testbed.arithmetic import Arithmetic
+from llm_steer.eval.testbed.card import loss_curve
 from llm_steer.eval.testbed.muon import orthogonalise
 from llm_steer.eval.testbed.problem import held_out
-from llm_steer.eval.testbed.recipes import RECIPES, Part, Round
+from llm_steer.eval.testbed.recipes import RECIPES, Part
 from llm_steer.eval.testbed.tokenizer import build
-from llm_steer.eval.testbed.train import LOG, Margin, build_model, export, loss_curve, schedule, train
+from llm_steer.eval.testbed.train import CARD, LOG, fingerprint, schedule, train
 
 SMOKE = dataclasses.replace(
     RECIPES["arithmetic"],
@@ -21,10 +22,9 @@ SMOKE = dataclasses.replace(
     hidden_size=32,
     layers=2,
     intermediate_size=64,
-    rounds=(Round(8), Round(4, peak=0.5, decay=1.0)),
+    steps=12,
+    warmup=3,
     batch=4,
-    margin_from=4,
-    cap_from=6,
 )
 
 
@@ -46,7 +46,7 @@ def test_resumes_to_the_bit(folder: Path, tmp_path: Path) -> None:
     assert whole.keys() == parts.keys()
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
     assert (tmp_path / LOG).read_text().count("\n") >= 2
-    with pytest.raises(ValueError, match="another recipe or seed"):
+    with pytest.raises(ValueError, match="another recipe, seed or code"):
         train(SMOKE, tmp_path, seed=4)
 
 
@@ -61,19 +61,6 @@ def test_loads_and_samples(folder: Path) -> None:
     )
     drawn = [sampling.sample_hf(model, tokenizer, problems, seed=s, max_new_tokens=12) for s in (1, 1, 2)]
     assert [r.ids for r in drawn[0].responses] == [r.ids for r in drawn[1].responses] != [r.ids for r in drawn[2].responses]
-
-
-def test_exported_network_is_the_trained_one() -> None:
-    """A Llama with biases computes what the Qwen2 does that was trained."""
-    tokenizer = build()
-    torch.manual_seed(0)
-    model = build_model(SMOKE, tokenizer).eval()
-    for name, p in model.named_parameters():
-        if name.endswith("bias"):
-            torch.nn.init.normal_(p)
-    ids = torch.randint(len(tokenizer), (2, 30))
-    with torch.inference_mode():
-        torch.testing.assert_close(export(model)(ids).logits, model(ids).logits)
 
 
 def test_the_saved_tokenizer_is_ours(folder: Path) -> None:
@@ -93,35 +80,22 @@ def test_bans_and_forces_reflection(folder: Path) -> None:
     assert all(words >= set(r.ids) for r in forced.responses)
 
 
-def test_loss_curve_and_schedule(folder: Path) -> None:
-    assert "step" in loss_curve(folder / LOG)
+def test_log_and_card(folder: Path) -> None:
+    log = (folder / LOG).read_text()
+    assert log.startswith("step,loss,lr,seconds,cpu_seconds\n12,")
+    assert "step 1 to 12" in loss_curve(log)
+    card = (folder / CARD).read_text()
+    assert log.splitlines()[-1] in card
+    assert fingerprint(SMOKE, 3) in card
+    assert "seed 3" in card
+
+
+def test_schedule() -> None:
     rates = [schedule(step, SMOKE) for step in range(SMOKE.steps)]
     assert all(0 < rate <= 1 for rate in rates)
     recipe = RECIPES["arithmetic"]
     assert schedule(recipe.warmup, recipe) == 1.0
     assert schedule(recipe.steps - 1, recipe) < 0.01
-    assert schedule(recipe.rounds[0].steps + recipe.warmup, recipe) > 0.5 > schedule(recipe.rounds[0].steps - 1, recipe)
-
-
-def test_margin_spares_the_ends_of_steps_until_the_cap() -> None:
-    tokenizer = build()
-    first, later = "a: 1 + 1 = 2", "b: 2 + 1 = 3\n\n"
-    text = f"<|user|>x<|assistant|><think>{first}\n\nWait, {first} Hmm, {first}\n\nBut, {first}\n\n{later}"
-    ids = torch.tensor([tokenizer.encode(text + "</think>\n\n\\boxed{3}<|end|>", add_special_tokens=False)])
-    pieces = tokenizer.convert_ids_to_tokens(ids[0].tolist())
-    margin = Margin(RECIPES["arithmetic"], tokenizer)
-
-    def spared(cap: bool) -> list[str]:
-        return [pieces[i] for i in (~margin.places(ids, ids, cap)[0]).nonzero().flatten().tolist()]
-
-    # The result and the blank line of every attempt; with the cap, not those of the attempt behind the third reflection.
-    assert spared(False) == ["2", "ĊĊ", "2", "2", "ĊĊ", "2", "ĊĊ", "3", "ĊĊ"]
-    assert spared(True) == ["2", "ĊĊ", "2", "2", "ĊĊ", "3", "ĊĊ"]
-    log_p = torch.full((pieces.index("ĊĊ"), 640), -20.0)
-    loss = margin.at(0, ids[:, : len(log_p) + 1], ids[:, : len(log_p) + 1])
-    assert loss(log_p) == 0.0
-    log_p[0, margin.words[0]] = -1.0
-    assert loss(log_p) > 0.0
 
 
 def test_orthogonalise() -> None:
@@ -136,8 +110,8 @@ def test_orthogonalise() -> None:
 def test_shipped_checkpoints_load(name: str) -> None:
     model, tokenizer = sampling.load(MODELS / name)
     assert 1e6 <= sum(p.numel() for p in model.parameters()) <= 6e6
-    assert model.config.model_type == "llama"
-    assert model.config.hidden_size // model.config.num_attention_heads in (32, 64)
+    assert model.config.model_type in ("llama", "qwen3")  # the weights of the recipe before this one are a Llama
+    assert model.config.head_dim in (32, 64)
     size = sum(path.stat().st_size for path in (MODELS / name).iterdir())
     assert size <= 12e6
     task = RECIPES[name].parts[0].task
