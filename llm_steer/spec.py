@@ -84,7 +84,9 @@ def parse(value: Any, fields: Mapping[str, Any] | None = None, defaults: Spec = 
     if type(value) is int and value in (0, 1):
         value = bool(value)
     several = isinstance(value, list | tuple)
-    if value is None or value is False or (isinstance(value, str) and value == OFF) or (several and not value):
+    if several and not value:
+        raise SteerError(PREFIX, given, f"a list of at least one plugin, or {OFF}")
+    if value is None or value is False or (isinstance(value, str) and value == OFF):
         _refuse_beside(fields, prefix, "left out when steer is off")
         return ()
     if value is True:
@@ -185,7 +187,9 @@ def resolve(spec: Spec, vocabulary: Vocabulary | None, shelf: Shelf | None = Non
         try:
             params = steer.params.resolve(vocabulary, shelf)
         except SteerError as error:
-            raise SteerError(f"{steer.label}{error.field}", error.value, error.valid) from error
+            whole = error.field == PREFIX  # not a parameter, but that the plugin was asked for
+            where = steer.label.rstrip("_.:") if whole else f"{steer.label}{error.field}"
+            raise SteerError(where or PREFIX, error.value, error.valid) from error
         resolved.append(Steer(steer.plugin, params, steer.label))
     return tuple(resolved)
 
@@ -263,6 +267,7 @@ def _checked(value: Any, kind: Any, where: str) -> Any:
 def _explain(plugin: type[Plugin[Any]], error: ValidationError, given: Mapping[str, Any], prefix: str) -> SteerError:
     """The first mistake that pydantic found, in the caller's words."""
     problems = [(_path(p["loc"], given, p["type"] == "missing"), p) for p in error.errors(include_url=False)]
+    problems.sort(key=lambda problem: problem[1]["type"] != "extra_forbidden")  # a misspelt one may be what is missing
     if not problems[0][0]:  # a validator of the whole model, which names the field itself
         problem = problems[0][1]
         cause = problem.get("ctx", {}).get("error")
@@ -280,7 +285,7 @@ def _explain(plugin: type[Plugin[Any]], error: ValidationError, given: Mapping[s
     if first["type"] == "extra_forbidden":
         return SteerError(name, first["input"], _a_parameter(plugin, str(path[-1])))
     phrases = dict.fromkeys(_phrase(p) for where, p in alternatives if where == path)
-    return SteerError(name, first["input"], " or ".join(phrases))
+    return SteerError(name, None if first["type"] == "missing" else first["input"], " or ".join(phrases))
 
 
 def _path(location: tuple[int | str, ...], given: Any, missing: bool) -> tuple[int | str, ...]:
@@ -305,6 +310,8 @@ def _phrase(problem: Mapping[str, Any]) -> str:
         return cause.valid
     if message.startswith("Value error, "):
         return message.removeprefix("Value error, ").removeprefix("must be ")
+    if problem["type"] == "list_type" and isinstance(problem["input"], str):
+        return "a list, not a text that holds one"
     if message.startswith("Input should be "):
         return message.removeprefix("Input should be ")
     if size := re.fullmatch(r"(\w+) should have (at (?:least|most) \d+ \w+)(?: after validation)?(?:, not (\d+))?", message):

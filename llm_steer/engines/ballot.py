@@ -61,9 +61,8 @@ class Ballot:
     def result(self) -> Response:
         """One response in place of all: tokens are summed, :attr:`Response.steering` holds the votes."""
         came = [response for response in self.responses if response is not None]
-        errors = [response.error for response in came if response.error is not None]
-        if came and len(errors) == len(came):
-            return Response(finish="error", error=errors[0])
+        if came and all(response.error is not None for response in came):
+            return Response(finish="error", error=came[0].error, cause=came[0].cause)
         voter = self.voter
         text, told = voter.plugin.combine(self.request, self.responses, self.readings, voter.params)
         params = voter.params.model_dump(mode="json", exclude_unset=True)

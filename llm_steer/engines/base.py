@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from llm_steer.errors import SteerError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -71,6 +73,8 @@ class Response:
     seconds: float = 0.0
     """From submission to the last token."""
     error: str | None = None
+    cause: Exception | None = field(default=None, repr=False, compare=False)
+    """What ``error`` says, where this process raised it."""
 
 
 class Stream(ABC):
@@ -152,6 +156,17 @@ class Engine(ABC):
     def chat(
         self, messages: str | Sequence[Message], *, steer: Any = None, trace: bool = False, **sampling: Any
     ) -> Response:
-        """One question, one answer. ``mixture_of_thought`` asks it in several ways and votes."""
+        """One question, one answer. ``mixture_of_thought`` asks it in several ways and votes.
+
+        Raises:
+            SteerError, UnsupportedError: the request cannot be run, or not be steered so.
+            RuntimeError: the engine could not answer it.
+        """
         asked = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-        return self.run([Request(messages=asked, sampling=Sampling(**sampling), steer=steer, trace=trace)])[0]
+        for name, value in sampling.items():
+            if name not in Sampling.__dataclass_fields__:
+                raise SteerError(name, value, f"one of {', '.join(Sampling.__dataclass_fields__)}")
+        response = self.run([Request(messages=asked, sampling=Sampling(**sampling), steer=steer, trace=trace)])[0]
+        if response.error is not None:
+            raise response.cause or RuntimeError(response.error)
+        return response

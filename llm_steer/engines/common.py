@@ -15,7 +15,7 @@ from llm_steer.errors import SteerError, shorten_text
 
 def failed(error: object) -> Response:
     """The response to a request that could not be run."""
-    return Response(finish="error", error=str(error))
+    return Response(finish="error", error=str(error), cause=error if isinstance(error, Exception) else None)
 
 
 def check(requests: Sequence[Request]) -> None:
@@ -26,7 +26,7 @@ def check(requests: Sequence[Request]) -> None:
         if (request.messages is None) == (request.prompt is None):
             raise SteerError(f"{where}.messages", request.messages, "given, unless prompt is, and not beside it")
         if messages is not None:
-            if isinstance(messages, str) or not messages:
+            if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
                 raise SteerError(f"{where}.messages", messages, "a list with at least one message")
             for message in messages:
                 if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:

@@ -55,14 +55,14 @@ class HFEngine(Engine):
             raise SteerError("model", type(model).__name__, "decoder-only")
         if batch_size < 1:
             raise SteerError("batch_size", batch_size, "at least 1")
-        if getattr(model, ATTRIBUTE, None) is None:
-            steer(model, "off", tokenizer=tokenizer)
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
         self._lock = threading.Lock()
         self._limit = getattr(decoder_config(model), "max_position_embeddings", None) or 2**31
 
     @property
     def _steering(self) -> Steering:
+        if getattr(self.model, ATTRIBUTE, None) is None:  # never steered, or no longer
+            steer(self.model, "off", tokenizer=self.tokenizer)
         return getattr(self.model, ATTRIBUTE)  # type: ignore[no-any-return]
 
     def submit(self, requests: Sequence[Request]) -> Stream:

@@ -66,8 +66,13 @@ class ActivationReasoningParams(Params):
                 names = ", ".join(sorted(Path(name).stem for name in _LOADED))
                 raise SteerError("rules", self.rules, f"one of the files that were named at start: {names or 'none'}")
             return self.model_copy(update={"program": known[self.rules]})
-        book = read_book(self.rules or "", self.extra_rules)
-        text = link(book, self.facts, vocabulary, shelf).model_dump_json()
+        try:
+            book = read_book(self.rules or "", self.extra_rules)
+            text = link(book, self.facts, vocabulary, shelf).model_dump_json()
+        except SteerError as error:
+            if error.field in type(self).model_fields:
+                raise
+            raise SteerError(f"rules: {error.field}", error.value, error.valid) from error
         program = base64.b85encode(zlib.compress(text.encode(), 9)).decode()
         if not (self.extra_rules or self.facts or "\n" in (self.rules or "")):
             _LOADED[self.rules or ""] = program

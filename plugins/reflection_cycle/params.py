@@ -65,7 +65,8 @@ class ReflectionCycleParams(Params):
     """The wave, the tokens it moves, and where in the output it runs."""
 
     amplitude: Offset = 5.0
-    """Height of the wave in logit units, in [-100, 100]; added before temperature."""
+    """Height of the wave in logit units, in [-100, 100]; added before temperature. The silver schedule is a multiple of it,
+    from 0.25 to 16 times."""
     period: Annotated[float, Field(ge=0.01, lt=2**31)] = 1200.0
     """Length of the wave in tokens, at least 0.01; need not be whole."""
     phase: Annotated[float, Field(ge=-1, le=1)] = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from llm_steer.artifact import HASH, check_dose
 from llm_steer.errors import SteerError
@@ -33,6 +33,13 @@ class VectorParams(Params):
     too."""
     warnings: list[str] = Field(default=[], max_length=16)
     """Filled in when the artifact is found: how it does not quite fit this model."""
+
+    @field_validator("layers")
+    @classmethod
+    def _each_once(cls, layers: list[int] | None) -> list[int] | None:
+        if layers is not None and len(set(layers)) < len(layers):
+            raise ValueError("a list that names each layer once")
+        return layers
 
     def _settled(
         self, vocabulary: Vocabulary | None, shelf: Shelf | None, artifact: Artifact | None, warnings: list[str]

@@ -138,6 +138,29 @@ def test_chat_template(engine: Engine, tiny_tokenizer: Any) -> None:
     assert by_chat.token_ids == by_prompt.token_ids
 
 
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"messages": "x", "steer": "nope"}, "steer"),
+        ({"messages": "x", "steer": {"name": "reflection_cycle", "amplitude": float("nan")}}, "steer.amplitude"),
+        ({"messages": "x", "steer": {"name": "mixture_of_thought", "n": -1}}, "steer.n"),
+        ({"messages": "x", "bogus": 1}, "bogus"),
+        ({"messages": 5}, "requests[0].messages"),
+    ],
+)
+def test_one_question_that_is_refused_raises(engine: Engine, arguments: dict[str, Any], field: str) -> None:
+    with pytest.raises(SteerError) as error:
+        engine.chat(**arguments)
+    assert error.value.field == field
+
+
+def test_an_engine_outlives_the_steering_of_its_model(engine: Engine, model: Any) -> None:
+    before = engine.run([ask(PROMPTS[0], temperature=0), ask(PROMPTS[0], WAVE, temperature=0)])
+    unsteer(model)
+    after = engine.run([ask(PROMPTS[0], temperature=0), ask(PROMPTS[0], WAVE, temperature=0)])
+    assert [r.token_ids for r in after] == [r.token_ids for r in before]
+
+
 def test_bad_requests_come_back_alone(engine: Engine) -> None:
     good, unknown, wrong, long_, word = engine.run(
         [
