@@ -96,7 +96,7 @@ def parse_specs(texts: Sequence[str]) -> Spec:
     """Validate the ``--steer`` options of a command, in order; ``off`` alone steers nothing."""
     from llm_steer.spec import OFF, parse, parse_option
 
-    if list(texts) == [OFF]:
+    if list(texts) in ([], [OFF]):
         return ()
     spec = []
     for text in texts:

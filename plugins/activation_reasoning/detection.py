@@ -379,8 +379,8 @@ class _Plain:
 
         self.concept = torch.tensor(concept, dtype=torch.int64, device=device)
         self._prompt, self._output = _scopes(detected, device)
-        self._threshold = torch.tensor([d.threshold for d in detected], dtype=torch.float32, device=device)
-        self._key = ordered(self._threshold)
+        self._threshold = torch.tensor([d.threshold for d in detected], dtype=torch.float64, device=device)
+        self._key = ordered(self._threshold.float())
         self._sentence = flag([d.level == "sentence" for d in detected])
         self._each = flag([d.level == "token" or d.aggregate == "any" for d in detected])
         self._mean = flag([d.level != "token" and d.aggregate == "mean" for d in detected])
