@@ -147,8 +147,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--strengths", type=float, nargs="+", default=[0.2, 0.4])
     parser.add_argument("--randoms", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="few and short texts: shows that it runs")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.quick:
+        options.others, options.length, options.tokens, options.strengths, options.randoms = 20, 32, 4, [0.2], 1
     reader = Reader(options.model, (options.layer, options.judge_layer or options.layer + 6))
     figures: dict[str, float] = {}
     sae, concepts, judge = detection(options, reader, figures)

@@ -36,8 +36,11 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--solver-count", type=int, default=2000)
+    parser.add_argument("--quick", action="store_true", help="two questions of each kind: shows that it runs")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.quick:
+        options.count, options.solver_count = 2, 50
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     answers = {name: tokenizer.encode(f" {name}", add_special_tokens=False)[0] for name in ("True", "False")}
