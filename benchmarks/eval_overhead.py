@@ -121,6 +121,9 @@ def main() -> None:
             speeds.append(speed)
             ratios.append(speed["eval"] / speed["bare"])
             say(f"  pair {pair + 1} of {options.pairs}: {ratios[-1]:.3f}")
+        # Left to the interpreter's end, the engine would be waited for before it is told to stop: the temporary folder
+        # registered its own clean-up ahead of multiprocessing's.
+        sides.llm.llm_engine.engine_core.shutdown()
     low, high = bootstrap_interval(ratios)
     figures = {
         "ratio": statistics.median(ratios),
