@@ -103,6 +103,7 @@ def main() -> None:
         options.problems, options.max_tokens, options.pairs = 16, 32, 2
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for the figures
 
     from llm_steer.eval.testbed import MODELS
 

@@ -69,6 +69,7 @@ def _vllm(config: RunConfig, methods: list[Method]) -> tuple[Engine, Any]:
     from llm_steer.cli.common import find_model, loading
 
     source, label = find_model(config.model, "MODEL")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is for the report
     from vllm import LLM
     from vllm.platforms import current_platform
 
