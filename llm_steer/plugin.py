@@ -59,11 +59,17 @@ class Params(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Values of a field ``preset`` with the fields that each stands for; those that are given beside it win."""
+
     @model_validator(mode="before")
     @classmethod
-    def _tuples_are_lists(cls, data: Any) -> Any:
+    def _lists_and_preset(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
+        preset = data.get("preset")
+        if isinstance(preset, str) and preset in cls.presets:
+            data = {**cls.presets[preset], **data}
         return {
             key: [_listed(v) for v in value] if isinstance(value, list | tuple) else value for key, value in data.items()
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -102,11 +102,7 @@ class MixtureOfThoughtParams(Params):
     """``paper``: majority, random ties, nothing is run. ``reference``: the released script exactly: its parser, Unknown
     counts as a vote, ties go to the alphabetically first answer. Fields that are given beside it win."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _apply_preset(cls, data: Any) -> Any:
-        preset = data.get("preset") if isinstance(data, Mapping) else None
-        return {**PRESETS[preset], **data} if isinstance(preset, str) and preset in PRESETS else data
+    presets: ClassVar = PRESETS
 
     @model_validator(mode="after")
     def _check_together(self) -> MixtureOfThoughtParams:

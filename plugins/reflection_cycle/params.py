@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -113,11 +113,7 @@ class ReflectionCycleParams(Params):
     """``reference``: the released code exactly. Bare pieces only, origin ``output``, window [0, 8192), off for good after
     ``</think>`` in the output. Fields that are given beside it win."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _apply_preset(cls, data: Any) -> Any:
-        preset = data.get("preset") if isinstance(data, Mapping) else None
-        return {**PRESETS[preset], **data} if isinstance(preset, str) and preset in PRESETS else data
+    presets: ClassVar = PRESETS
 
     @model_validator(mode="after")
     def _check_together(self) -> ReflectionCycleParams:
