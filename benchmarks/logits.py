@@ -24,9 +24,9 @@ import torch
 from measuring import Summary, in_words, machine, print_json, say, table
 
 from llm_steer import spec
+from llm_steer.markers import Markers
 from llm_steer.plugin import Context
 from llm_steer.runtime import Runtime
-from llm_steer.tracking import Markers
 
 VOCABULARY = 151_936
 """Width of the logits of R1-Distill-Qwen, in rows of float32."""

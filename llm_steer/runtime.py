@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from llm_steer.markers import Markers
 from llm_steer.plugin import Context, Plugin, Rows, Tokens
 from llm_steer.spec import Spec
-from llm_steer.tracking import Markers, Tracker, sampled_from
+from llm_steer.tracking import Tracker, sampled_from
 
 _T = TypeVar("_T", Tokens, Rows)
 

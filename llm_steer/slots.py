@@ -42,7 +42,7 @@ class SlotTable:
     def rows(self, slot: torch.Tensor) -> dict[str, torch.Tensor]:
         """Every column at some slots (int64), by name: one read for all of them."""
         self.flush()
-        return dict(zip(self._columns, self._device[slot].unbind(1), strict=True))
+        return dict(zip(self._columns, self._device.index_select(0, slot).unbind(1), strict=True))
 
     def __getitem__(self, name: str) -> torch.Tensor:
         self.flush()
@@ -77,7 +77,7 @@ class RaggedTable:
         if self._dirty:
             copy_async(self._host, self._device)
             self._dirty = False
-        return self._device[slot]
+        return self._device.index_select(0, slot)
 
 
 def copy_async(source: torch.Tensor, target: torch.Tensor) -> None:

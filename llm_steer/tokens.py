@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from llm_steer.errors import SteerError
-from llm_steer.tracking import Markers, SpelledMarker
+from llm_steer.markers import Markers, SpelledMarker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

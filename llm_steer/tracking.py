@@ -4,99 +4,23 @@
 before ``base_len`` (the prompt, and after a preemption the output so far) is scanned once, at admission. What follows is
 kept in a short ring of per-position states, so that tokens may come again or be taken back: a rejected draft is simply
 overwritten by the token that is fed at its position.
+
+A state is one int64: the markers' standing (see :mod:`llm_steer.markers`), and above it, plus 1, the position of the first
+token of the current or last think span, -1 if none has opened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import reduce
-from operator import and_, or_
-from typing import Any
-
 import torch
 
+from llm_steer.markers import ENDED, INSIDE, Markers
 from llm_steer.plugin import Rows, Tokens
 
 RING = 128
 """How far tokens can be taken back, and the most drafts in one forward pass: one less than this."""
 
-NO_ID = -1
-"""Padding inside marker tables; no token has this id. A prompt may hold it where embeddings were given."""
-
 FAR = 2**40
 """A position that no token reaches: ``base_len`` and ``prompt_len`` where no request is followed."""
-
-
-@dataclass(frozen=True)
-class SpelledMarker:
-    """A marker without a token of its own: found in the text, however it is cut into tokens."""
-
-    text: bytes
-    """The marker, UTF-8."""
-    parts: tuple[tuple[int, bytes], ...]
-    """Ids and texts of the tokens that can take part: that hold the marker, or some of its bytes at an end of their text."""
-
-
-@dataclass(frozen=True)
-class Markers:
-    """Token-level description of a model's think span and step delimiter.
-
-    ``openers`` and ``closers`` are alternatives, each a sequence of one or several token ids; or a marker that is looked for
-    in the text. A step boundary is a token whose own text holds a blank line, or one that completes a blank line together
-    with the token before it.
-    """
-
-    openers: tuple[tuple[int, ...], ...] | SpelledMarker = ()
-    closers: tuple[tuple[int, ...], ...] | SpelledMarker = ()
-    blank_line: torch.Tensor | None = None
-    """bool ``[vocab_size]``, the token's text holds a blank line (``"\\n\\n" in text``)."""
-    ends_in_newline: torch.Tensor | None = None
-    """bool ``[vocab_size]``."""
-    starts_with_newline: torch.Tensor | None = None
-    """bool ``[vocab_size]``."""
-
-    def to_wire(self, *, boundaries: bool = False) -> dict[str, Any]:
-        """JSON types, for another process.
-
-        Args:
-            boundaries: with the step delimiters, which are large: thousands of ids.
-        """
-
-        def plain(markers: tuple[tuple[int, ...], ...] | SpelledMarker) -> Any:
-            if isinstance(markers, SpelledMarker):
-                parts = [[token, text.decode("latin-1")] for token, text in markers.parts]  # one character a byte
-                return {"text": markers.text.decode("latin-1"), "parts": parts}
-            return [list(ids) for ids in markers]
-
-        wire = {"openers": plain(self.openers), "closers": plain(self.closers)}
-        if boundaries and self.blank_line is not None:
-            wire["vocab_size"] = len(self.blank_line)
-            wire |= {
-                name: flags.nonzero().flatten().tolist() for name in _NEWLINES if (flags := getattr(self, name)) is not None
-            }
-        return wire
-
-    @classmethod
-    def from_wire(cls, wire: Mapping[str, Any]) -> Markers:
-        """Inverse of :meth:`to_wire`."""
-
-        def markers(plain: Any) -> tuple[tuple[int, ...], ...] | SpelledMarker:
-            if isinstance(plain, Mapping):
-                parts = tuple((token, text.encode("latin-1")) for token, text in plain["parts"])
-                return SpelledMarker(plain["text"].encode("latin-1"), parts)
-            return tuple(tuple(ids) for ids in plain)
-
-        def flags(ids: list[int]) -> torch.Tensor:
-            return torch.zeros(wire["vocab_size"], dtype=torch.bool).index_fill_(
-                0, torch.tensor(ids, dtype=torch.int64), True
-            )
-
-        newlines = {name: flags(wire[name]) for name in _NEWLINES if name in wire}
-        return cls(markers(wire["openers"]), markers(wire["closers"]), **newlines)
-
-
-_NEWLINES = ("blank_line", "ends_in_newline", "starts_with_newline")
 
 
 def sampled_from(tokens: Tokens, first: Rows) -> Rows:
@@ -133,13 +57,9 @@ class Tracker:
     def __init__(self, markers: Markers, num_slots: int, device: torch.device) -> None:
         self.device = device
         self.nobody = num_slots - 1
-        self._openers = _finder(markers.openers, device)
-        self._closers = _finder(markers.closers, device)
-        flags = (markers.blank_line, markers.ends_in_newline, markers.starts_with_newline)
-        self._newlines = None if flags[0] is None else _for_any_id(torch.stack([f for f in flags if f is not None]), device)
-        # How many tokens before the one at hand a decision needs.
-        self._lookback = max(self._openers.width, self._closers.width, 1 if self._newlines is None else 2) - 1
-        self._ring_size = RING + self._lookback
+        self._automaton = markers.automaton.to(device)
+        self._finds_boundaries = markers.blank_line is not None
+        self._ring_size = RING + 1  # and the token before the last that can be taken back
 
         def table(*shape: int, fill: int = -1) -> torch.Tensor:
             return torch.full((num_slots, *shape), fill, dtype=torch.int64, device=device)
@@ -147,12 +67,12 @@ class Tracker:
         # base_len, the state after the last token before it, prompt_len: read together.
         self._slots = table(3, fill=FAR)
         self._base_len, self._base_state, self.prompt_len = self._slots.unbind(1)
-        # (position, id, state) of recent tokens at [slot, position % ring_size].
-        self._ring = table(self._ring_size, 3, fill=-FAR)
-        # What preempted requests had generated before, which is fed again: ids and states of each such slot's positions,
-        # one slot after another in _past, position 0 at _past_start.
+        # (position, state) of recent tokens at [slot, position % ring_size].
+        self._ring = table(self._ring_size, 2, fill=-FAR)
+        # What preempted requests had generated before, which is fed again: the states of each such slot's positions, one
+        # slot after another in _past, position 0 at _past_start.
         self._past_of: dict[int, torch.Tensor] = {}
-        self._past = torch.zeros(2, 0, dtype=torch.int64, device=device)
+        self._past = torch.zeros(0, dtype=torch.int64, device=device)
         self._past_start = table()
         # Tokens of a pass that fed one each, whether a span has opened, how far base_len lies behind: what their rows are
         # made of.
@@ -173,16 +93,13 @@ class Tracker:
         self._base_len[slot] = total
         state = torch.zeros_like(ids)  # not thinking, nothing ended
         if total:
-            padded = torch.cat([ids.new_full((self._lookback,), NO_ID), ids])
-            history = padded.unfold(0, self._lookback + 1, 1)
-            opens, closes = self._openers(history), self._closers(history)
-            state = _scan(opens, closes, position, position == 0, state, torch.full_like(ids, prompt_len))
+            state, _ = self._scan(ids, position, position == 0, state, torch.full_like(ids, prompt_len))
         self._base_state[slot] = state[-1] if total else 0
-        state[: max(prompt_len - 1, 0)] = -1
+        state[: max(prompt_len - 1, 0)] &= self._automaton.matched
         self._ring[slot] = -FAR
         end = slice(max(total - self._ring_size, 0), total)
-        self._ring[slot, position[end] % self._ring_size] = torch.stack([position, ids, state], dim=1)[end]
-        self._remember(slot, torch.stack([ids, state]) if len(output_ids) else None)
+        self._ring[slot, position[end] % self._ring_size] = torch.stack([position, state], dim=1)[end]
+        self._remember(slot, state if len(output_ids) else None)
         self._fed = None
 
     def release(self, slot: int) -> None:
@@ -202,29 +119,27 @@ class Tracker:
         Returns:
             The tokens with their state. Those before ``base_len`` are known already and change nothing.
         """
-        base_len, base_state, prompt_len = self._slots[slot].unbind(1)
-        history = self._history(ids, slot, position, base_len, single)
-        opens, closes = self._openers(history), self._closers(history)
+        base_len, base_state, prompt_len = self._slots.index_select(0, slot).unbind(1)
         ahead = position - base_len
-        before = self._before(slot, position - 1, ahead, base_state)
+        before = self._before(slot, position - 1, base_len, ahead, base_state)
         if single:
-            state = _next(opens, closes, position, before)
+            state, code = self._next(ids, position, before)
         else:
             first = torch.ones_like(ids, dtype=torch.bool)
             first[1:] = (slot[1:] != slot[:-1]) | (position[1:] != position[:-1] + 1) | (ahead[1:] == 0)
-            state = _scan(opens, closes, position, first, before, prompt_len)
-        known = torch.where(ahead == -1, base_state, -1)
+            state, code = self._scan(ids, position, first, before, prompt_len)
+        known = torch.where(ahead == -1, base_state, code & self._automaton.matched)
         if self._past_of:
-            _, past_state, past = self._recall(slot, position, base_len)
+            past_state, past = self._recall(slot, position, base_len)
             known = torch.where(past, past_state, known)
         state = torch.where(ahead >= 0, state, known)
-        self._store(ids, slot, position, state, single)
+        self._store(slot, position, state, single)
 
-        start, inside, ended = _unpack(state)
+        start, inside, ended = self._unpack(state)
         opened = start >= 0
         boundary = torch.zeros_like(inside)
-        if self._newlines is not None:
-            boundary = self._boundary(history) & (slot != self.nobody)
+        if self._finds_boundaries:
+            boundary = ((code & self._automaton.boundary) != 0) & (slot != self.nobody)
         tokens = Tokens(
             ids=ids,
             slot=slot,
@@ -250,9 +165,9 @@ class Tracker:
             inside, ended, live = tokens.thinking, tokens.think_ended, ahead >= -1
             output_position, since_start = tokens.output_position + 1, tokens.think_position + 1
         else:
-            base_len, base_state, prompt_len = self._slots[slot].unbind(1)
+            base_len, base_state, prompt_len = self._slots.index_select(0, slot).unbind(1)
             state, live = self._lookup(slot, position, base_len, base_state)
-            start, inside, ended = _unpack(state)
+            start, inside, ended = self._unpack(state)
             opened = start >= 0
             output_position, since_start = position + 1 - prompt_len, position + 1 - start
         return Rows(
@@ -269,45 +184,79 @@ class Tracker:
     def _lookup(
         self, slot: torch.Tensor, position: torch.Tensor, base_len: torch.Tensor, base_state: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """State after the token at ``position`` (-1: not known), and whether a token sampled from it will be kept."""
-        at, _, state = self._ring[slot, position % self._ring_size].unbind(1)
+        """State after the token at ``position`` (0 where it is not known), and whether a token sampled from it will be
+        kept."""
+        at, state = self._ring[slot, position % self._ring_size].unbind(1)
         at_base = position == base_len - 1
         recent = (at == position) & (position >= base_len)
-        state = torch.where(at_base, base_state, torch.where(recent, state, -1))
+        state = torch.where(at_base, base_state, torch.where(recent, state, 0))
         if self._past_of:
-            _, past_state, past = self._recall(slot, position, base_len)
+            past_state, past = self._recall(slot, position, base_len)
             state = torch.where(past, past_state, state)
         return state, at_base | recent
 
     def _before(
-        self, slot: torch.Tensor, position: torch.Tensor, ahead: torch.Tensor, base_state: torch.Tensor
+        self,
+        slot: torch.Tensor,
+        position: torch.Tensor,
+        base_len: torch.Tensor,
+        ahead: torch.Tensor,
+        base_state: torch.Tensor,
     ) -> torch.Tensor:
-        """State after the token at ``position``, for those that generated tokens come next to."""
-        at, _, state = self._ring[slot, position % self._ring_size].unbind(1)
-        return torch.where(ahead == 0, base_state, torch.where(at == position, state, 0))
-
-    def _history(
-        self, ids: torch.Tensor, slot: torch.Tensor, position: torch.Tensor, base_len: torch.Tensor, single: bool
-    ) -> torch.Tensor:
-        """``[num_tokens, lookback + 1]``: each token's id, preceded by those of the positions before it."""
-        if not self._lookback:
-            return ids[:, None]
-        back = torch.arange(self._lookback, 0, -1, device=self.device)
-        owner, where = slot[:, None], position[:, None] - back
-        at, earlier, _ = self._ring[owner, where % self._ring_size].unbind(2)
-        earlier = torch.where(at == where, earlier, NO_ID)
+        """State after the token at ``position``, as far as what comes next depends on it."""
+        at, state = self._ring[slot, position % self._ring_size].unbind(1)
+        state = torch.where(ahead == 0, base_state, torch.where(at == position, state, 0))
         if self._past_of:
-            past_ids, _, past = self._recall(owner, where, base_len[:, None])
-            earlier = torch.where(past, past_ids, earlier)
-        if not single:  # tokens fed in the same pass come first
-            source = torch.arange(len(ids), device=self.device)[:, None] - back
-            here = source.clamp(min=0)
-            same = (source >= 0) & (slot[here] == owner) & (position[here] == where)
-            earlier = torch.where(same, ids[here], earlier)
-        return torch.cat([earlier, ids[:, None]], dim=1)
+            past_state, past = self._recall(slot, position, base_len)
+            state = torch.where(past, past_state, state)
+        return state
+
+    def _next(self, ids: torch.Tensor, position: torch.Tensor, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """States and codes of generated tokens, one of each request."""
+        automaton = self._automaton
+        standing = before & automaton.standing
+        code = automaton.read(standing, automaton.kinds_of(ids))
+        start = torch.where((code & automaton.opens) != 0, (position + 2) << automaton.bits, before - standing)
+        return start + (code & automaton.standing), code
+
+    def _scan(
+        self, ids: torch.Tensor, position: torch.Tensor, first: torch.Tensor, before: torch.Tensor, prompt_len: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """States and codes of several runs of consecutive tokens.
+
+        Args:
+            first: the token starts a run; its predecessor's state is in ``before``.
+        """
+        automaton = self._automaton
+        kind = automaton.kinds_of(ids)
+        origin = torch.where(first, before & automaton.matched, 0)
+        code = automaton.read(origin, kind)
+        for _ in range(automaton.reach):  # each time one more token of what comes before is taken in
+            matched = torch.cat([code.new_zeros(1), code & automaton.matched])[:-1]
+            code = automaton.read(torch.where(first, origin, matched), kind)
+        opens, closes = (code & automaton.opens) != 0, (code & ENDED) != 0
+
+        index = torch.arange(len(position), device=position.device)
+        run = _latest(first, index)
+        start, inside, ended = (field[run] for field in self._unpack(before))
+        event = _latest(opens | closes, index)
+        # A second opener inside an open span opens nothing: only the first after a closer (or the carry) counts.
+        previous = torch.cat([event.new_full((1,), -1), event])[:-1]
+        was_open = torch.where(previous >= run, opens[previous], inside)
+        opened = _latest(opens & ~was_open, index)
+        inside = torch.where(event >= run, opens[event], inside)
+        start = torch.where(opened >= run, torch.maximum(position[opened] + 1, prompt_len), start)
+        ended = ended | (_latest(closes & (position >= prompt_len), index) >= run)
+        state = ((start + 1) << automaton.bits) + (code & automaton.matched) + inside * INSIDE + ended * ENDED
+        return state, code
+
+    def _unpack(self, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Position of the first token of the current or last think span, whether it is open, whether an end marker was
+        generated."""
+        return (state >> self._automaton.bits) - 1, (state & INSIDE) != 0, (state & ENDED) != 0
 
     def _remember(self, slot: int, past: torch.Tensor | None) -> None:
-        """Keep ids and states ``[2, total]`` of what a slot's request generated before, or nothing."""
+        """Keep the states ``[total]`` of what a slot's request generated before, or nothing."""
         if past is None and slot not in self._past_of:
             return
         self._past_of.pop(slot, None)
@@ -317,152 +266,25 @@ class Tracker:
         start = 0
         for owner, kept in self._past_of.items():
             self._past_start[owner] = start
-            start += kept.shape[1]
-        self._past = torch.cat([self._past[:, :0], *self._past_of.values()], dim=1)
+            start += len(kept)
+        self._past = torch.cat([self._past[:0], *self._past_of.values()])
 
     def _recall(
         self, slot: torch.Tensor, position: torch.Tensor, base_len: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Id and state at a position before ``base_len``, and whether they were kept."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """State at a position before ``base_len``, and whether it was kept."""
         start = self._past_start[slot]
         kept = (start >= 0) & (position >= 0) & (position < base_len)
-        ids, state = self._past[:, torch.where(kept, start + position, 0)]
-        return ids, state, kept
+        return self._past[torch.where(kept, start + position, 0)], kept
 
-    def _store(
-        self, ids: torch.Tensor, slot: torch.Tensor, position: torch.Tensor, state: torch.Tensor, single: bool
-    ) -> None:
-        if len(ids) > self._ring_size and not single:
+    def _store(self, slot: torch.Tensor, position: torch.Tensor, state: torch.Tensor, single: bool) -> None:
+        if len(state) > self._ring_size and not single:
             # One entry per ring cell: a run longer than the ring keeps its end, or duplicate indices would race.
             last = torch.full_like(self._base_len, -1).scatter_reduce_(0, slot, position, "amax")
             slot = torch.where(position > last[slot] - self._ring_size, slot, self.nobody)
-        self._ring[slot, position % self._ring_size] = torch.stack([position, ids, state], dim=1)
-
-    def _boundary(self, history: torch.Tensor) -> torch.Tensor:
-        assert self._newlines is not None
-        blank, ends, starts = self._newlines
-        current, previous = history[:, -1], history[:, -2]
-        return _at(current, blank) | (_at(previous, ends) & _at(current, starts))
-
-
-class _Sequences:
-    """Looks for alternatives, each a sequence of ids."""
-
-    def __init__(self, markers: tuple[tuple[int, ...], ...]) -> None:
-        self.width = max(map(len, markers), default=1)
-        self._markers = markers
-
-    def __call__(self, history: torch.Tensor) -> torch.Tensor:
-        """bool ``[num_tokens]``: the ids up to and including the token end with a marker."""
-        column = history.unbind(1)
-        ends = [reduce(and_, (column[i - len(m)] == m[i] for i in range(len(m)))) for m in self._markers]
-        return reduce(or_, ends) if ends else torch.zeros_like(column[-1], dtype=torch.bool)
-
-
-class _Spelled:
-    """Looks for a marker in the text that the ids spell.
-
-    Matching runs over bytes, a step takes a whole token: tokens are sorted into kinds by what their text does to a match.
-    """
-
-    def __init__(self, marker: SpelledMarker, device: torch.device) -> None:
-        # A token brings at least one byte, so that this many reach back to the marker's first.
-        self.width = len(marker.text)
-        kind = torch.zeros(max((token for token, _ in marker.parts), default=0) + 1, dtype=torch.int64)
-        columns = {(0,) * self.width: 0}
-        for token, text in marker.parts:
-            column = tuple(_match(marker.text, matched, text) for matched in range(self.width))
-            kind[token] = columns.setdefault(column, len(columns))
-        self._kind = _for_any_id(kind, device)
-        steps = torch.tensor(list(columns), dtype=torch.int64, device=device).T.flatten()
-        # At len(columns) * (bytes matched before) + kind: the same product after the token; whether the marker ends in it.
-        self._next = steps // 2 * len(columns)
-        self._complete = steps % 2 == 1
-
-    def __call__(self, history: torch.Tensor) -> torch.Tensor:
-        """bool ``[num_tokens]``: the marker ends inside the token."""
-        at, *others = _at(history[:, history.shape[1] - self.width :], self._kind).unbind(1)
-        for kind in others:
-            at = self._next[at] + kind
-        return self._complete[at]
-
-
-def _match(marker: bytes, matched: int, text: bytes) -> int:
-    """What a text does to a match of the marker's first ``matched`` bytes: twice the bytes that are matched behind it, plus
-    1 if the marker ends inside it."""
-    complete = False
-    for i in range(len(text)):
-        # The longest beginning of the marker that what was read so far ends with.
-        tail = marker[:matched] + text[i : i + 1]
-        matched = next(length for length in range(len(tail), -1, -1) if tail.endswith(marker[:length]))
-        if matched == len(marker):
-            complete, matched = True, 0
-    return 2 * matched + complete
-
-
-def _finder(markers: tuple[tuple[int, ...], ...] | SpelledMarker, device: torch.device) -> _Sequences | _Spelled:
-    return _Spelled(markers, device) if isinstance(markers, SpelledMarker) else _Sequences(markers)
-
-
-def _for_any_id(table: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A table ``[..., vocab_size]`` with one more item, 0, for ids outside the vocabulary: see :func:`_at`."""
-    return torch.nn.functional.pad(table, (0, 1)).to(device)
-
-
-def _at(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """What a table made by :func:`_for_any_id` holds for the ids. A prompt may hold ids that the logits do not."""
-    return table[ids.clamp(-1, len(table) - 1)]  # -1 is the last item too
-
-
-def _scan(
-    opens: torch.Tensor,
-    closes: torch.Tensor,
-    position: torch.Tensor,
-    first: torch.Tensor,
-    before: torch.Tensor,
-    prompt_len: torch.Tensor,
-) -> torch.Tensor:
-    """Packed state after each token of several runs of consecutive tokens.
-
-    Args:
-        opens, closes: the token completes a marker.
-        first: the token starts a run; its predecessor's packed state is in ``before``.
-    """
-    index = torch.arange(len(position), device=position.device)
-    run = _latest(first, index)
-    start, inside, ended = (field[run] for field in _unpack(before))
-    event = _latest(opens | closes, index)
-    # A second opener inside an open span opens nothing: only the first after a closer (or the carry) counts.
-    previous = torch.cat([event.new_full((1,), -1), event])[:-1]
-    was_open = torch.where(previous >= run, opens[previous], inside)
-    opened = _latest(opens & ~was_open, index)
-    inside = torch.where(event >= run, opens[event], inside)
-    start = torch.where(opened >= run, torch.maximum(position[opened] + 1, prompt_len), start)
-    ended = ended | (_latest(closes & (position >= prompt_len), index) >= run)
-    return _pack(start, inside, ended)
-
-
-def _next(opens: torch.Tensor, closes: torch.Tensor, position: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """What :func:`_scan` gives for runs of one generated token each, in arithmetic on packed states."""
-    fresh = opens & ((before & _INSIDE) == 0)
-    state = torch.where(fresh, (position + 2) * 4 + _INSIDE + (before & _ENDED), before)
-    return torch.where(closes, torch.where(opens, state, state & ~_INSIDE) | _ENDED, state)
+        self._ring[slot, position % self._ring_size] = torch.stack([position, state], dim=1)
 
 
 def _latest(flag: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Index of the last True at or before each position; -1 where there is none."""
     return torch.where(flag, index, -1).cummax(0).values
-
-
-_INSIDE, _ENDED = 2, 1
-
-
-def _pack(start: torch.Tensor, inside: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
-    """One int64 for: position of the first token of the current or last think span (-1 if none opened), whether the span
-    is open, whether an end marker was generated."""
-    return (start + 1) * 4 + inside * _INSIDE + ended * _ENDED
-
-
-def _unpack(state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    state = state.clamp(min=0)  # -1: nothing known, as good as nothing opened
-    return (state >> 2) - 1, (state & _INSIDE) != 0, (state & _ENDED) != 0

@@ -12,11 +12,11 @@ from llm_steer.plugins.reflection_cycle import ReflectionCycle, ReflectionCycleP
 
 from core_oracles import CPU, Ids, long, offset, one_of
 from llm_steer import Params, Plugin, SteerError
+from llm_steer.markers import Markers
 from llm_steer.plugin import Context, Rows, Tokens
 from llm_steer.runtime import Runtime, replay
 from llm_steer.slots import SlotTable
 from llm_steer.spec import Spec, Steer
-from llm_steer.tracking import Markers
 
 THINK, END, VOCAB = 1, 2, 16
 MARKERS = Markers(((THINK,),), ((END,),))

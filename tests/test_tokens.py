@@ -14,8 +14,9 @@ import core_tokenizers
 from core_oracles import CPU, facts, long, spelled, states, token_of
 from core_tokenizers import MARKERS, WORDS
 from llm_steer import SteerError
+from llm_steer.markers import SpelledMarker
 from llm_steer.tokens import Vocabulary
-from llm_steer.tracking import SpelledMarker, Tracker
+from llm_steer.tracking import Tracker
 
 R1 = Path(__file__).parents[2] / "shared" / "data" / "tokenizers" / "deepseek-r1-distill-qwen"
 

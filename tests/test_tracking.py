@@ -12,8 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from core_oracles import CPU, State, facts, long, one_of, row_of, spelled, states, token_of
 from llm_steer import tracking
+from llm_steer.markers import Markers, SpelledMarker
 from llm_steer.plugin import Rows
-from llm_steer.tracking import RING, Markers, SpelledMarker, Tracker, sampled_from
+from llm_steer.tracking import RING, Tracker, sampled_from
 
 OPEN, CLOSE = 7, 8
 SIMPLE = Markers(((OPEN,),), ((CLOSE,),))
@@ -312,6 +313,23 @@ def test_markers_travel_between_processes():
     assert Markers.from_wire(json.loads(json.dumps(sent.to_wire()))) == sent
     assert Markers.from_wire(Markers().to_wire()) == Markers()
     assert Markers.from_wire(json.loads(json.dumps(Markers().to_wire(boundaries=True)))) == Markers()
+
+
+@pytest.mark.parametrize("cut", [["|a|b|a|"], ["|", "a|b", "|a|"], ["|a|b", "|a|b|a", "|"], ["|a|a", "|", "a|"]])
+def test_a_marker_in_the_text_may_begin_with_the_end_of_another(cut):
+    """However it is cut into tokens, each occurrence counts, those included that share bytes."""
+    texts = ["|a|", "b", *cut]
+    parts = tuple((i, text.encode()) for i, text in enumerate(texts))
+    ids = list(range(2, 2 + len(cut)))
+    tokens = Markers((), SpelledMarker(b"|a|", parts)).automaton
+    codes = tokens.read(torch.zeros(1, dtype=torch.int64), tokens.kinds_of(long(ids[0])))
+    found = [bool(codes & 1)]
+    for i in ids[1:]:
+        codes = tokens.read(codes & tokens.matched, tokens.kinds_of(long(i)))
+        found.append(bool(codes & 1))
+    whole = ["".join(cut[: n + 1]) for n in range(len(cut))]
+    expected = [sum(text.startswith("|a|", i) for i in range(len(text))) for text in whole]
+    assert found == [b > a for a, b in zip([0, *expected], expected, strict=False)]
 
 
 def test_step_delimiters_travel_only_if_asked():

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core_oracles import CPU, long
+from llm_steer.markers import Markers, SpelledMarker
 from llm_steer.plugin import Rows, Tokens
-from llm_steer.tracking import Markers, SpelledMarker, Tracker
+from llm_steer.tracking import Tracker
 
 TEXTS = ["<", "a", ">", "<a", "a>", ">\n", "</", "/", "\n", "\n\n", "<a>", "</a>"]
 PARTS = tuple((i, text.encode()) for i, text in enumerate(TEXTS))

@@ -13,10 +13,11 @@ import torch
 from transformers import LogitsProcessor
 
 from llm_steer.errors import SteerError, UnsupportedError
+from llm_steer.markers import NO_ID, Markers
 from llm_steer.plugin import Plugin, Tokens
 from llm_steer.runtime import Runtime, replay
 from llm_steer.spec import Spec
-from llm_steer.tracking import NO_ID, RING, Markers
+from llm_steer.tracking import RING
 
 if TYPE_CHECKING:
     from llm_steer.hosts.hf_steering import Steering

@@ -18,10 +18,10 @@ from llm_steer.artifact import ModelIdentity, Shelf
 from llm_steer.errors import SteerError, UnsupportedError
 from llm_steer.hosts.hf_call import Outcome, call_of
 from llm_steer.hosts.hf_layers import decoder_config, find_layers, run_behind
+from llm_steer.markers import Markers
 from llm_steer.plugin import Context
 from llm_steer.spec import Spec, parse, resolve
 from llm_steer.tokens import Vocabulary
-from llm_steer.tracking import Markers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -17,6 +17,7 @@ def request_of(fields: dict[str, Any]) -> Request:
 
 def shown(response: Response) -> dict[str, Any]:
     fields = dict(vars(response))
+    del fields["cause"]  # the exception itself, which JSON has no word for
     fields["token_ids"] = list(response.token_ids) if response.token_ids is not None else None
     return fields
 

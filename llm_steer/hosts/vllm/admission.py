@@ -22,10 +22,10 @@ from llm_steer import registry, spec
 from llm_steer.errors import SteerError, UnsupportedError
 from llm_steer.hosts.vllm import compat, declared
 from llm_steer.hosts.vllm.declared import DEFAULTS
+from llm_steer.markers import Markers
 from llm_steer.plugin import Context
 from llm_steer.runtime import Runtime
 from llm_steer.spec import Spec
-from llm_steer.tracking import Markers
 
 STAMP = "llm_steer"
 """Key in ``extra_args`` that the front end writes and workers read; clients may not."""

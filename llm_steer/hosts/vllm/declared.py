@@ -14,10 +14,10 @@ from typing import Any
 
 from llm_steer import __version__, spec
 from llm_steer.artifact import HASH, ModelIdentity, Shelf
+from llm_steer.markers import Markers
 from llm_steer.plugin import Params
 from llm_steer.spec import Spec
 from llm_steer.tokens import Vocabulary
-from llm_steer.tracking import Markers
 
 DEFAULTS = "llm_steer_defaults"
 """Attribute of ModelConfig with the engine's default steering, as it was written, in wire form."""

@@ -11,10 +11,10 @@ import torch
 from llm_steer import spec
 from llm_steer.errors import UnsupportedError
 from llm_steer.hosts.vllm import admission, compat, declared, layers, runner
+from llm_steer.markers import Markers
 from llm_steer.plugin import Plugin
 from llm_steer.runtime import Runtime
 from llm_steer.slots import copy_async
-from llm_steer.tracking import Markers
 
 PADDING = 1024
 """Tokens by which a batch may be padded."""

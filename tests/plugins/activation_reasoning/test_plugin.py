@@ -11,9 +11,9 @@ from llm_steer.plugins.activation_reasoning.concepts import LEVELS, Dictionary, 
 
 from llm_steer import SteerError, UnsupportedError, spec, steer
 from llm_steer.artifact import ModelIdentity
+from llm_steer.markers import Markers
 from llm_steer.plugin import Context, Rows
 from llm_steer.runtime import Runtime
-from llm_steer.tracking import Markers
 
 GREEDY = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None}
 PROMPT = [1, 30, 31, 32, 33, 34]

@@ -11,11 +11,11 @@ from llm_steer.plugins.baselines import BudgetForcing, BudgetForcingParams
 from core_oracles import CPU, long
 from core_tokenizers import byte_level
 from llm_steer import SteerError
+from llm_steer.markers import Markers
 from llm_steer.plugin import Context
 from llm_steer.runtime import Runtime
 from llm_steer.spec import Steer
 from llm_steer.tokens import Vocabulary
-from llm_steer.tracking import Markers
 
 THINK, END, WAIT, VOCAB = 1, 2, 3, 8
 MARKERS = Markers(((THINK,),), ((END,),))

@@ -11,10 +11,10 @@ from llm_steer.plugins.baselines.no_wait import SEEDS, pieces_with
 
 from core_oracles import CPU, long
 from llm_steer import SteerError
+from llm_steer.markers import Markers
 from llm_steer.plugin import Context
 from llm_steer.runtime import Runtime, replay
 from llm_steer.spec import Steer
-from llm_steer.tracking import Markers
 
 MARKERS = Markers(((1,),), ((2,),))
 PIECES = [

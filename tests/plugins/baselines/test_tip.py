@@ -12,11 +12,11 @@ from llm_steer.plugins.reflection_cycle import ReflectionCycle, ReflectionCycleP
 from core_oracles import CPU, Ids, long, one_of, states
 from core_tokenizers import byte_level
 from llm_steer import SteerError
+from llm_steer.markers import Markers
 from llm_steer.plugin import Context
 from llm_steer.runtime import Runtime, replay
 from llm_steer.spec import Steer
 from llm_steer.tokens import Vocabulary
-from llm_steer.tracking import Markers
 
 THINK, END, VOCAB = 1, 2, 16
 MARKERS = Markers(((THINK,),), ((END,),))

@@ -12,10 +12,10 @@ from llm_steer.plugins.rebalance import Rebalance, RebalanceParams
 from llm_steer.plugins.rebalance.control import PRESETS
 
 from llm_steer.artifact import Artifact, Description, ModelIdentity, Shelf
+from llm_steer.markers import Markers
 from llm_steer.plugin import Context
 from llm_steer.runtime import Runtime
 from llm_steer.spec import Steer
-from llm_steer.tracking import Markers
 from support.rebalance_rules import Sequence
 
 CPU = torch.device("cpu")
