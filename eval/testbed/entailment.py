@@ -1,7 +1,7 @@
 """Propositional entailment, in three modalities: words, Python code, and a truth table.
 
 A level is the number of atoms. The system message says which modality to use. The modalities fail in different ways:
-*words* draws one conclusion after the other and never argues by cases, so it calls some entailed goals uncertain; *code*
+*words* goes through the premises twice and never argues by cases, so it calls some entailed goals uncertain; *code*
 translates every premise and lets the program decide, so it fails where a translation is wrong; *table* goes through the
 assignments that agree with the facts, and has as many chances to slip.
 """
@@ -22,7 +22,7 @@ from llm_steer.eval.testbed.propositions import Assignment, Literal, Premise, as
 from llm_steer.eval.testbed.traces import Step, Walk, closing
 
 MODALITIES = ("words", "code", "table")
-FACTS = {3: 1, 4: 1, 5: 2}
+FACTS = {3: 1, 4: 2, 5: 2}
 RULES = {3: 3, 4: 4, 5: 5}
 """Premises of a level besides its facts: implications, and one in three a disjunction."""
 
@@ -30,6 +30,10 @@ _CODE_OPEN, _CODE_CLOSE = (
     "```python\nrows = [",
     ')]\nanswer = "True" if all(rows) else "Uncertain" if any(rows) else "False"\n```',
 )
+NOTHING = "nothing"
+"""What a premise gives, in words, where nothing follows from it."""
+HOLDS, FAILS = "holds", "fails"
+"""What a premise does in a row of the table."""
 CODE_PIECES = (_CODE_OPEN, _CODE_CLOSE, " in (0, 1)", " and (", ") and (", " if (")
 """Parts of a program that are one token each."""
 
@@ -111,67 +115,86 @@ class _Solver:
 
 
 class InWords(_Solver):
-    """One conclusion a step, from the first premise that gives a new one. State: what is known, and whether it is over."""
+    """One premise a step, in order, and again from the first: what follows from it and from what is known, or ``nothing``.
 
-    def begin(self) -> tuple[dict[str, bool], bool]:
-        return dict(self.facts), False
+    State: what is known, how many premises were gone through, and whether it is over.
+    """
 
-    def step(self, state: tuple[dict[str, bool], bool]) -> Step | None:
-        known, over = state
+    ROUNDS: ClassVar[int] = 2
+    """Premises are gone through so often; conclusions that need another round are missed."""
+
+    def begin(self) -> tuple[dict[str, bool], int, bool]:
+        return dict(self.facts), 0, False
+
+    def step(self, state: tuple[dict[str, bool], int, bool]) -> Step | None:
+        known, done, over = state
         if over:
             return None
-        if self.goal not in known:
-            for premise in self.rules:
-                for index, literal in enumerate(premise.clause):
-                    other = premise.clause[1 - index]
-                    if literal.atom not in known and known.get(other.atom) == (not other.positive):
-                        forward = premise.form == "if" and index == 1
-                        return Step(f"{premise}: ", str(literal), ((str(~literal), 1.0),), 0 if forward else 1)
-        return Step("so ", self.answer(state), ())
+        if self.goal in known or done == self.ROUNDS * len(self.rules):
+            return Step("so ", self.answer(state), ())
+        premise = self.rules[done % len(self.rules)]
+        head = f"{done // len(self.rules) + 1}. {premise} so "
+        for given, concluded in (premise.clause, premise.clause[::-1]):
+            if known.get(given.atom) == (not given.positive):
+                backward = premise.form == "if" and given is premise.clause[1]
+                wrong = ((NOTHING, 1.0), (str(~concluded), 1.0))
+                return Step(head, str(concluded), wrong, 2 if backward else 1)
+        return Step(head, NOTHING, tuple((str(literal), 1.0) for literal in premise.literals), 0)
 
-    def advance(self, state: tuple[dict[str, bool], bool], written: str) -> tuple[dict[str, bool], bool]:
-        known, _ = state
+    def advance(self, state: tuple[dict[str, bool], int, bool], written: str) -> tuple[dict[str, bool], int, bool]:
+        known, done, _ = state
         if written in VERDICTS:
-            return known, True
+            return known, done, True
+        if written == NOTHING:
+            return known, done + 1, False
         literal = Literal.parse(written)
-        return {**known, literal.atom: literal.positive}, False
+        return {**known, literal.atom: literal.positive}, done + 1, False
 
-    def answer(self, state: tuple[dict[str, bool], bool]) -> str:
+    def answer(self, state: tuple[dict[str, bool], int, bool]) -> str:
         return str(state[0].get(self.goal, "Uncertain"))
 
 
 class InTable(_Solver):
-    """One assignment a step; what breaks it, or ``holds``. State: the rows' verdicts so far."""
+    """One premise of one row a step, until one fails; ``so`` and the goal's value behind a row that holds.
+
+    State: the verdicts on the rows so far, and how many premises were held against the next one.
+    """
 
     @cached_property
     def rows(self) -> list[Assignment]:
         atoms = atoms_of(self.premises, self.goal)
         return [row for row in assignments(atoms) if all(row[atom] == value for atom, value in self.facts.items())]
 
-    def begin(self) -> tuple[bool, ...]:
-        return ()
+    def begin(self) -> tuple[tuple[bool, ...], int]:
+        return (), 0
 
-    def step(self, state: tuple[bool, ...]) -> Step | None:
-        if len(state) == len(self.rows) or len(self._seen(state)) == 2:
+    def step(self, state: tuple[tuple[bool, ...], int]) -> Step | None:
+        verdicts, done = state
+        if len(verdicts) == len(self.rows) or len(self._seen(verdicts)) == 2:
             return None
-        row = self.rows[len(state)]
-        head = ", ".join(str(Literal(atom, value)) for atom, value in row.items()) + ": "
-        broken = [rule for rule in self.rules if not rule.holds(row)]
-        whole = [rule for rule in self.rules if rule.holds(row)]
-        if broken:
-            return Step(head, f"{broken[0]} fails", (("holds", 1.0),), 0 if len(broken) > 1 else 1)
-        return Step(head, "holds", tuple((f"{rule} fails", 1.0) for rule in whole), 1)
+        row = self.rows[len(verdicts)]
+        if done == len(self.rules):
+            return Step("so ", str(Literal(self.goal, row[self.goal])), ())
+        premise = self.rules[done]
+        head = "" if done else f"It is {' and '.join(str(Literal(atom, value)) for atom, value in row.items())}. "
+        right, wrong = (HOLDS, FAILS) if premise.holds(row) else (FAILS, HOLDS)
+        # An implication whose condition is false holds: that is what people get wrong.
+        vacuous = premise.form == "if" and not premise.literals[0].holds(row)
+        return Step(f"{head}{premise} ", right, ((wrong, 1.0),), int(vacuous))
 
-    def advance(self, state: tuple[bool, ...], written: str) -> tuple[bool, ...]:
-        return (*state, written == "holds")
+    def advance(self, state: tuple[tuple[bool, ...], int], written: str) -> tuple[tuple[bool, ...], int]:
+        verdicts, done = state
+        if written == HOLDS:
+            return verdicts, done + 1
+        return (*verdicts, written != FAILS), 0
 
-    def answer(self, state: tuple[bool, ...]) -> str:
-        seen = self._seen(state)
+    def answer(self, state: tuple[tuple[bool, ...], int]) -> str:
+        seen = self._seen(state[0])
         return str(next(iter(seen))) if len(seen) == 1 else "Uncertain"
 
-    def _seen(self, state: tuple[bool, ...]) -> set[bool]:
+    def _seen(self, verdicts: tuple[bool, ...]) -> set[bool]:
         """Values of the goal in the rows that hold."""
-        return {row[self.goal] for row, holds in zip(self.rows, state, strict=False) if holds}
+        return {row[self.goal] for row, holds in zip(self.rows, verdicts, strict=False) if holds}
 
 
 class InCode(_Solver):
@@ -185,7 +208,7 @@ class InCode(_Solver):
             return None
         premise = self.premises[len(state)]
         right = " or ".join(map(str, premise.clause))
-        return Step(f"{premise}: ", right, _mistranslations(premise, right), _difficulty(premise))
+        return Step(f"{premise} so ", right, _mistranslations(premise, right), _difficulty(premise))
 
     def advance(self, state: tuple[str, ...], written: str) -> tuple[str, ...]:
         return (*state, written)

@@ -23,4 +23,5 @@ def pieces() -> list[str]:
         *logic_words.WORDS,
     ]
     forms = (form for word in dict.fromkeys(plain) for form in (word, " " + word))
-    return [*GLUE, *forms, *entailment.CODE_PIECES, *(count for count in traces.COUNTS if count), traces.LAST_END]
+    counts = (count for count in traces.COUNTS if count)
+    return [*GLUE, *forms, *entailment.CODE_PIECES, *counts, traces.LAST_END, f" {entailment.NOTHING}"]
