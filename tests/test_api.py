@@ -250,3 +250,27 @@ def test_steering_with_nothing_is_a_mistake(nothing, model):
 def test_a_tokenizers_name_is_no_tokenizer(model):
     with pytest.raises(SteerError, match="tokenizer: got 'nope'"):
         steer(model, "reflection_cycle", tokenizer="nope")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model: steer(model, "reflection_cycle"),
+        lambda model: unsteer(model),
+        lambda model: steering(model, "reflection_cycle").__enter__(),
+    ],
+    ids=["steer", "unsteer", "steering"],
+)
+@pytest.mark.parametrize("given", [5, "x", None, torch.nn.Linear(1, 1)], ids=["int", "str", "None", "module"])
+def test_what_is_no_model_is_named(call, given):
+    with pytest.raises(SteerError, match="a transformers model that can generate") as error:
+        call(given)
+    assert (error.value.field, error.value.value) == ("model", type(given).__name__)
+
+
+@pytest.mark.parametrize("given", [5, "x", object()])
+def test_what_is_no_tokenizer_is_named(model, given):
+    with pytest.raises(SteerError, match="a Hugging Face tokenizer") as error:
+        steer(model, "reflection_cycle", tokenizer=given)
+    assert error.value.field == "tokenizer"
+    assert not hasattr(model, "steering")

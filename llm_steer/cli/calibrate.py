@@ -43,8 +43,9 @@ def rebalance(
         str, typer.Option(help="reference or paper: what confidence and the two kinds of steps are.")
     ] = "reference",
     states: Annotated[
-        str, typer.Option(help="first or delimiter: the token of a step that the vector is learnt from.")
-    ] = "first",
+        str,
+        typer.Option(help="delimiter, where the vector is added, or first, the token behind: where it is learnt."),
+    ] = "delimiter",
     system: Annotated[str | None, typer.Option(help="System message for the chat template.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an output.")] = 16_000,
     temperature: Annotated[float, typer.Option(help="As the model will be used; 0 is greedy.")] = 0.7,
@@ -211,12 +212,18 @@ def show(out: Output, folder: Path, report: dict[str, Any]) -> None:
         ("artifact", f"{folder} (sha256:{report['artifact'][:12]}…)"),
         ("steps", f"{report['steps']} behind a delimiter, of {report['problems']} problems: {report['over']} over-thinking, "
                   f"{report['under']} under-thinking, the rest neither"),
-        ("layer", f"behind {report['layer']}, R² {report['r2'][report['layer']]:.3f}" if report["layer"] < len(report["r2"])
-                  else f"behind {report['layer']}, as asked"),
-        ("vector", f"norm {report['norm']:.4g}, {report['relative_dose']:.2f} of the stream's"),
+        ("layer", f"behind {report['layer']}, " + (_plus(report, "r2", "R²") if report["layer"] < len(report["r2"])
+                  else "as asked")),
+        ("vector", f"norm {report['norm']:.4g}, {report['relative_dose']:.2f} of the stream's; the floor adds "
+                   f"{report['floor_dose']:.2f} of it"),
         ("thresholds", "  ".join(f"{name} {constants[name]:.4g}" for name in ("q25c", "q75c", "q25v", "q75v"))),
         ("amplitudes", "  ".join(f"{name} {constants[name]:.3g}" for name in ("low", "floor", "ceiling"))),
         ("held out", f"{area}: {held_out['over']} over-thinking, {held_out['under']} under-thinking steps"),
     )  # fmt: skip
     for name, value in (*lines, *(("note", text) for text in report["notes"])):
         out.console.print(f"{name:<11}{value}", soft_wrap=True)
+
+
+def _plus(report: dict[str, Any], name: str, shown: str) -> str:
+    value, error = report[name][report["layer"]], report[f"{name}_error"][report["layer"]]
+    return f"{shown} not measured" if value is None else f"{shown} {value:.3f} ± {error:.3f}"

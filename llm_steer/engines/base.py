@@ -7,7 +7,7 @@ as it can, and yields the responses as they finish, in any order.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -50,6 +50,9 @@ class Request:
     """As in ``steer(model, ...)``: a name, a mapping with ``name``, a list, ``"off"``; None: the engine's default."""
     trace: bool = False
     """Ask for :attr:`Response.steering`."""
+    logprob: bool = True
+    """Ask for :attr:`Response.logprob`. vLLM gathers it in Python, a token at a time: with a model whose steps are short, a
+    quarter of the tokens a second."""
     template: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the chat template (``enable_thinking``)."""
     continues: bool = False
@@ -109,16 +112,32 @@ class Engine(ABC):
 
     @staticmethod
     def from_hf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, batch_size: int = 16) -> Engine:
-        """Hugging Face ``generate``, in batches."""
+        """Hugging Face ``generate``, in batches.
+
+        Raises:
+            SteerError: ``model`` is no transformers model that can generate, or ``tokenizer`` no transformers tokenizer.
+        """
+        from transformers import PreTrainedTokenizerBase
+
         from llm_steer.engines.hf import HFEngine
 
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            valid = "the model's transformers tokenizer, as AutoTokenizer.from_pretrained gives it"
+            raise SteerError("tokenizer", _shown(tokenizer), valid)
         return HFEngine(model, tokenizer, batch_size=batch_size)
 
     @staticmethod
     def from_vllm(llm: Any) -> Engine:
-        """A vLLM ``LLM`` object in this process."""
+        """A vLLM ``LLM`` object in this process.
+
+        Raises:
+            SteerError: ``llm`` is something else.
+        """
         from llm_steer.engines.vllm import VLLMEngine
 
+        if not all(hasattr(llm, name) for name in ("get_tokenizer", "llm_engine")):
+            valid = "a vllm.LLM, as LLM(MODEL, logits_processors=[NAME]) makes it; a server's address goes to from_url"
+            raise SteerError("llm", _shown(llm), valid)
         return VLLMEngine(llm)
 
     @staticmethod
@@ -126,10 +145,17 @@ class Engine(ABC):
         urls: str | Sequence[str], model: str | None = None, *, api_key: str | None = None, parallel: int = 32
     ) -> Engine:
         """OpenAI-compatible servers, each with up to ``parallel`` requests at a time. Dead ones are dropped and their work
-        is redone by the others."""
+        is redone by the others.
+
+        Raises:
+            SteerError: ``urls`` are not URLs.
+        """
         from llm_steer.engines.http import HTTPEngine
 
-        return HTTPEngine([urls] if isinstance(urls, str) else list(urls), model, api_key=api_key, parallel=parallel)
+        named = [urls] if isinstance(urls, str) else list(urls) if isinstance(urls, Iterable) else []
+        if not named or not all(isinstance(url, str) for url in named):
+            raise SteerError("urls", urls, "a URL such as http://localhost:8000, or a list of at least one")
+        return HTTPEngine(named, model, api_key=api_key, parallel=parallel)
 
     @abstractmethod
     def submit(self, requests: Sequence[Request]) -> Stream:
@@ -170,3 +196,8 @@ class Engine(ABC):
         if response.error is not None:
             raise response.cause or RuntimeError(response.error)
         return response
+
+
+def _shown(given: Any) -> Any:
+    """A value of Python's own types, or else what sort of thing it is: a whole model is nothing to read."""
+    return given if isinstance(given, str | int | float | None) else type(given).__name__

@@ -99,7 +99,11 @@ def run(folder: Path, out: Path, *options: str) -> None:
 
 
 def test_a_whole_run(folder: Path, tmp_path: Path, capsys) -> None:
-    run(folder, tmp_path / "out", "--limit", "24", "--json")
+    with pytest.raises(SteerError, match="no layer is better than chance"):  # a random model
+        run(folder, tmp_path / "out", "--limit", "24")
+    assert (tmp_path / "out" / "report.json").is_file()
+    assert not (tmp_path / "out" / "steer.json").exists()
+    run(folder, tmp_path / "out", "--limit", "24", "--layer", "0", "--json")
     document = json.loads(capsys.readouterr().out)
     artifact = load(tmp_path / "out", "rebalance")
     assert document["artifact"] == artifact.content_hash

@@ -61,6 +61,19 @@ def test_terminal(cli, without_vllm):
         assert part in result.out
 
 
+def test_it_says_what_it_looks_at_while_it_looks(cli, monkeypatch, capsys):
+    before = []
+    monkeypatch.setattr(
+        doctor, "_vllm", lambda problems: before.append(capsys.readouterr().err) or {"installed": False, "hint": ""}
+    )
+    cli("doctor")
+    assert [line.split()[0] for line in before[0].splitlines()] == ["Looking", "Loading", "Looking", "Looking"]
+    assert "vLLM" in before[0].splitlines()[-1]
+    assert "Looking" not in cli("doctor").out
+    assert cli("doctor", "--json").document["vllm"]["installed"] is False
+    assert before[2] == "", "--json is for programs"
+
+
 def test_vllm_is_examined(cli, with_vllm):
     report = cli("doctor", "--json").document
     vllm = report["vllm"]

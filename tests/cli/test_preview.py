@@ -184,6 +184,22 @@ def test_bad_input_names_the_field(cli, options, field):
     assert "Traceback" not in plain.err
 
 
+def test_an_option_without_its_value_says_so(cli):
+    for options in (["--amplitude"], ["--amplitude", "--period", "5"], ["--leading-space", "--start-position"]):
+        result = cli("preview", "reflection_cycle", *options)
+        assert result.code == 2
+        name = next(option for option in options if option in ("--amplitude", "--start-position"))
+        assert f"{name}: got ''; must be followed by a value" in result.err
+
+
+def test_an_unknown_option_is_told_the_known_ones(cli):
+    for options, value in ((["--nonsense", "5"], "5"), (["--nonsense"], ""), (["--lenght=5"], "5")):
+        error = cli("preview", "reflection_cycle", "--json", *options).error
+        assert (error["field"], error["value"]) == (options[0].partition("=")[0], value)
+        assert all(name in error["valid"] for name in ("--amplitude", "--start-position", "--length", "--out"))
+    assert "did you mean '--length'?" in error["valid"]
+
+
 def test_a_plugin_without_a_preview(cli, register):
     class Plain(Plugin):
         name = "plain"

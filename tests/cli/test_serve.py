@@ -16,7 +16,9 @@ import urllib.error
 import urllib.request
 
 import pytest
+import torch
 
+from llm_steer.artifact import Artifact, Description, ModelIdentity
 from llm_steer.cli import serve
 
 START = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model"]
@@ -36,15 +38,15 @@ def test_without_steering_it_is_the_plain_server(cli):
     assert command(cli, "org/model", "--steer", "off") == [*START, "org/model"]
 
 
-def test_steering_and_options_of_vllm(cli):
+def test_steering_and_options_of_vllm(cli, folder):
     specs = ["reflection_cycle:amplitude=5,period=600"]
     options = ["--port", "8001", "-tp", "2", "-asc", "3", "-O3", "--max-model-len=4096", "--enforce-eager", "-cc.mode", "0"]
-    wanted = [*START, "org/model", "--logits-processors", *specs, *options]
-    assert command(cli, "org/model", "--steer", specs[0], *options) == wanted
-    assert command(cli, "org/model", *options, "--steer", specs[0]) == wanted
+    wanted = [*START, str(folder), "--logits-processors", *specs, *options]
+    assert command(cli, str(folder), "--steer", specs[0], *options) == wanted
+    assert command(cli, str(folder), *options, "--steer", specs[0]) == wanted
 
 
-def test_several_specs_and_json(cli, register):
+def test_several_specs_and_json(cli, register, folder):
     from llm_steer import Plugin
 
     class Other(Plugin):
@@ -52,8 +54,8 @@ def test_several_specs_and_json(cli, register):
 
     register(Other)
     specs = ['reflection_cycle:{"words": ["Wait"]}', "other"]
-    wanted = [*START, "org/model", "--logits-processors", *specs]
-    assert command(cli, "org/model", "--steer", specs[0], "--steer", specs[1]) == wanted
+    wanted = [*START, str(folder), "--logits-processors", *specs]
+    assert command(cli, str(folder), "--steer", specs[0], "--steer", specs[1]) == wanted
 
 
 def test_what_follows_dashes_is_vllms(cli):
@@ -70,11 +72,11 @@ def test_the_embedded_model_has_a_name_of_its_own(cli, monkeypatch, tmp_path):
     assert "SmolLM2-135M-Instruct" not in command(cli, "default", "--served-model-name", "mine")
 
 
-def test_it_becomes_the_server(cli, monkeypatch):
+def test_it_becomes_the_server(cli, monkeypatch, folder):
     ran = []
     monkeypatch.setattr(serve.os, "execv", lambda path, arguments: ran.append((path, arguments)))
-    assert cli("serve", "org/model", "--steer", "reflection_cycle").code == 0
-    assert ran == [(sys.executable, [*START, "org/model", "--logits-processors", "reflection_cycle"])]
+    assert cli("serve", str(folder), "--steer", "reflection_cycle").code == 0
+    assert ran == [(sys.executable, [*START, str(folder), "--logits-processors", "reflection_cycle"])]
 
 
 @pytest.mark.parametrize(
@@ -93,6 +95,102 @@ def test_it_becomes_the_server(cli, monkeypatch):
 )
 def test_bad_input_names_the_field(cli, arguments, field):
     assert cli("serve", "--dry-run", "--json", *arguments).error["field"] == field
+
+
+# -- what vLLM's front end would refuse ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def artifacts(tmp_path, tiny_model, tiny_tokenizer):
+    """``good`` is for the tiny model, ``bad`` for one of another size."""
+    made_for = ModelIdentity.of(tiny_model("llama").config, architecture="LlamaForCausalLM", tokenizer=tiny_tokenizer)
+    for name, model in (("good", made_for), ("bad", made_for.model_copy(update={"hidden_size": 64}))):
+        description = Description(method="other", model=model, layer=0, site="after", positions="all", relative_dose=0.1)
+        Artifact(description, {"vector": torch.ones(model.hidden_size)}).save(tmp_path / name)
+    return tmp_path
+
+
+RULES = "actions: [{nonsense: 1}]"
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize(
+    ("spec", "field", "value", "valid"),
+    [
+        ("rebalance:artifact={tmp}/missing", "rebalance:artifact", "{tmp}/missing", "steer.json"),
+        ("rebalance:artifact={tmp}/good", "rebalance:artifact", "{tmp}/good", "made for rebalance"),
+        ("constant_vector:artifact={tmp}/bad", "constant_vector:artifact: hidden_size", 64, "32"),
+        ("constant_vector:artifact={tmp}/good,coefficient=1000", "constant_vector:coefficient", 1000.0, "between"),
+        ('random_vector:{{"norm": 1, "layers": [2]}}', "random_vector:layers", 2, "between 0 and 1"),
+        ("activation_reasoning:rules={tmp}/missing.yaml", "activation_reasoning:rules", "{tmp}/missing.yaml", "readable"),
+        ("activation_reasoning:rules={tmp}/rules.yaml", "activation_reasoning:rules: rules.yaml, line 1", None, ""),
+        ('reflection_cycle:{{"token_ids": [512]}}', "reflection_cycle:token_ids", 512, "511"),
+        ('reflection_cycle:{{"words": ["nowhere"]}}', "reflection_cycle:words", ["nowhere"], "one piece"),
+        ("mixture_of_thought", "mixture_of_thought", "mixture_of_thought", "/v1/chat/completions"),
+    ],
+)
+def test_steering_is_resolved_before_vllm_starts(cli, monkeypatch, folder, artifacts, spec, field, value, valid, dry_run):
+    monkeypatch.setattr(serve, "run", lambda command: pytest.fail(f"{command} was started"))
+    monkeypatch.setattr(serve, "find_spec", lambda name: object())
+    (artifacts / "rules.yaml").write_text(RULES)
+    arguments = ["serve", str(folder), "--steer", spec.format(tmp=artifacts), *(["--dry-run"] if dry_run else [])]
+    result = cli(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"llm-steer: {field}")
+    assert result.err.count("\n") == 1
+    if dry_run:
+        error = cli(*arguments, "--json").error
+        assert error["field"].startswith(field)
+        assert valid in error["valid"]
+        if value is not None:
+            assert error["value"] == (value.format(tmp=artifacts) if isinstance(value, str) else value)
+
+
+def test_what_fits_the_model_is_started(cli, monkeypatch, folder, artifacts):
+    spec = f"constant_vector:artifact={artifacts}/good"
+    assert command(cli, str(folder), "--steer", spec)[-1] == spec
+    monkeypatch.setenv("LLM_STEER_ARTIFACTS", str(artifacts))
+    assert "constant_vector:artifact=good" in command(cli, str(folder), "--steer", "constant_vector:artifact=good")
+
+
+def test_the_tokenizer_is_the_one_that_vllm_is_given(cli, folder, tmp_path, artifacts):
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in folder.glob("tokenizer*"):
+        file.rename(other / file.name)
+    spec = f"constant_vector:artifact={artifacts}/good"
+    for option in (["--tokenizer", str(other)], [f"--tokenizer={other}"]):
+        result = cli("serve", str(folder), "--steer", spec, "--dry-run", *option)
+        assert (result.code, result.err) == (0, "")
+    words = 'reflection_cycle:{"words": ["nowhere"]}'
+    for tokenizer, code in ((other, 2), (folder, 0)):
+        result = cli("serve", str(folder), "--steer", words, "--dry-run", "--tokenizer", str(tokenizer))
+        assert result.code == code
+    assert "Not checked before vLLM starts" in result.err, "there is no tokenizer now"
+    assert cli("serve", str(folder), "--steer", words, "--dry-run", "--skip-tokenizer-init").code == 2
+
+
+@pytest.mark.parametrize("options", [["--hf-overrides", "{}"], ["--tokenizer_mode=slow"], ["--config", "x.yaml"]])
+def test_nothing_is_refused_that_vllm_reads_otherwise(cli, folder, options):
+    result = cli("serve", str(folder), "--steer", "rebalance:artifact=bad", "--dry-run", *options)
+    assert result.code == 0
+    assert "Not checked before vLLM starts" in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_a_model_that_only_vllm_can_read_is_left_to_it(cli, folder):
+    (folder / "config.json").write_text('{"model_type": "of_next_year", "architectures": ["New"]}')
+    result = cli("serve", str(folder), "--steer", "reflection_cycle", "--dry-run")
+    assert result.code == 0
+    assert "of_next_year" in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_a_model_that_is_nowhere_is_refused_where_it_is_needed(cli, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert cli("serve", "org/unknown", "--steer", "reflection_cycle", "--dry-run", "--json").error["field"] == "MODEL"
+    monkeypatch.setenv("VLLM_USE_MODELSCOPE", "True")
+    assert "reflection_cycle" in command(cli, "org/unknown", "--steer", "reflection_cycle")
 
 
 def test_json_goes_with_dry_run(cli):
@@ -159,11 +257,11 @@ def post(base, body):
         return json.load(answer)
 
 
-def test_a_vllm_that_may_not_load_us_is_not_started(cli, monkeypatch):
+def test_a_vllm_that_may_not_load_us_is_not_started(cli, monkeypatch, folder):
     monkeypatch.setenv("VLLM_PLUGINS", "other")
     assert command(cli, "org/model") == [*START, "org/model"]
     result = cli("serve", "org/model", "--steer", "reflection_cycle", "--dry-run")
     assert result.code == 2
     assert "VLLM_PLUGINS" in result.err
     monkeypatch.setenv("VLLM_PLUGINS", "other,llm_steer")
-    assert "reflection_cycle" in command(cli, "org/model", "--steer", "reflection_cycle")
+    assert "reflection_cycle" in command(cli, str(folder), "--steer", "reflection_cycle")

@@ -107,12 +107,12 @@ class Admission:
         """
         arguments = params.extra_args or {}
         request = self.read(arguments)
-        if not self.defaults and not any(_is_ours(key) for key in arguments):
+        if not self.defaults and not any(is_ours(key) for key in arguments):
             return params
         for key in arguments:
             if not isinstance(key, str):
                 raise SteerError("extra_args", key, "a mapping with strings for keys: others kill the engine core's input")
-        rest = {key: value for key, value in arguments.items() if not _is_ours(key)}
+        rest = {key: value for key, value in arguments.items() if not is_ours(key)}
         if not request.spec and not self.requires_stamp and not request.trace:
             return with_arguments(params, rest)  # asked for "off": as good as not asked
         stamp = {
@@ -160,9 +160,9 @@ class Admission:
             else:
                 continue
             raise UnsupportedError(
-                f"{steer.name} {what}: start the engine with --logits-processor {steer.name}:key=value,... "
-                f"(offline: LLM(..., logits_processors=['{steer.name}:...'])); requests can then change its parameters or "
-                "turn it off"
+                f"{steer.name} {what}: start the engine with --logits-processor {steer.name}:key=value,... (the same: "
+                f"llm-steer serve MODEL --steer {steer.name}:key=value,...; offline: LLM(..., "
+                f"logits_processors=['{steer.name}:...'])); requests can then change its parameters or turn it off"
             )
 
     def _check(self, request: Spec) -> None:
@@ -239,10 +239,27 @@ def markers_of(stamp: Mapping[str, Any]) -> Markers:
 
 def unstamped_keys(params: Any) -> list[str]:
     """Steering keys as a client writes them: nothing of that sort may get past the front end."""
-    return [key for key in (getattr(params, "extra_args", None) or {}) if _is_ours(key)]
+    return [key for key in (getattr(params, "extra_args", None) or {}) if is_ours(key)]
 
 
-def _is_ours(key: Any) -> bool:
+def asks_for_steering(arguments: Mapping[str, Any]) -> bool:
+    """A request's ``extra_args`` steer or trace, or are meant to: not a word of ours, or ``off``, do not.
+
+    Says less than :meth:`Admission.read`: for requests that cannot be steered, whatever they ask for.
+
+    Raises:
+        SteerError: ``steer`` holds what is nothing here.
+    """
+    asked = {key: value for key, value in arguments.items() if is_ours(key)}
+    if asked.get(f"{spec.PREFIX}_trace") == 0:
+        del asked[f"{spec.PREFIX}_trace"]
+    if not asked or asked.get(spec.PREFIX, 1) == 1:  # nothing, or the default, which there may be or not
+        return bool(asked)
+    request = spec.parse_flat(asked)
+    return bool(request.spec) or request.trace
+
+
+def is_ours(key: Any) -> bool:
     return isinstance(key, str) and key.lower().startswith(spec.PREFIX)
 
 
@@ -297,6 +314,7 @@ def _install_front_end() -> None:
         plugin.install_core()
     compat.install(compat.OUTPUT_STATE, trace.around_from_new_request)
     compat.install(compat.OUTPUT, trace.around_new_completion_output)
+    compat.install(compat.STEP, trace.around_step)
     trace.install()
     compat.install(compat.BEAM_OFFLINE, _around_beam_search_offline)
     compat.install(compat.BEAM_ONLINE, _around_beam_search_online)

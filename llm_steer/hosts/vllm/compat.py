@@ -6,6 +6,7 @@ A place that looks different is left alone, and steering is refused with that re
 from __future__ import annotations
 
 import ast
+import importlib.machinery
 import importlib.util
 import inspect
 from collections.abc import Callable, Collection
@@ -60,6 +61,7 @@ OUTPUT = Hook(
     ("self", "token_ids", "finish_reason", "stop_reason"),
     "attaches the trace",
 )
+STEP = Hook("vllm.v1.engine.llm_engine", "LLMEngine.step", ("self",), "asks the workers what closed loops did (offline)")
 BEAM_OFFLINE = Hook(
     "vllm.entrypoints.generate.beam_search.offline",
     "BeamSearchOfflineMixin.beam_search",
@@ -101,7 +103,7 @@ CACHE = Hook(
     "keeps steered keys and values apart in the prefix cache",
 )
 
-FRONT_END = (CONFIG, INPUT_INIT, INPUT, CORE, CACHE, OUTPUT_STATE, OUTPUT, BEAM_OFFLINE, BEAM_ONLINE)
+FRONT_END = (CONFIG, INPUT_INIT, INPUT, CORE, CACHE, OUTPUT_STATE, OUTPUT, STEP, BEAM_OFFLINE, BEAM_ONLINE)
 """What every engine's front end and core need; ``MIDDLEWARE`` comes on top where there is an HTTP server."""
 
 HOOKS_V1 = (STATES_V1, RUNNER_V1, SAMPLER_V1)
@@ -142,13 +144,9 @@ def installed(hook: Hook) -> bool:
 @cache
 def check(hook: Hook) -> str | None:
     """Why vLLM's source does not have the place as we know it; None if it has. Reads the source, imports nothing."""
-    try:
-        spec = importlib.util.find_spec(hook.module)
-    except ImportError:
-        spec = None
-    if spec is None or spec.origin is None:
+    if (source := _source(hook.module)) is None:
         return "the module does not exist in this vLLM"
-    node: Any = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    node: Any = ast.parse(source.read_text(encoding="utf-8"))
     for part in hook.name.split("."):
         node = next((n for n in getattr(node, "body", ()) if getattr(n, "name", None) == part), None)
         if node is None:
@@ -156,6 +154,18 @@ def check(hook: Hook) -> str | None:
     names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
     missing = [p for p in hook.parameters if p not in names]
     return f"it takes no parameter {', '.join(missing)}" if missing else None
+
+
+def _source(module: str) -> Path | None:
+    """The file of a module. Unlike ``find_spec`` it runs none of the packages around it, which takes vLLM's 10 s."""
+    top, *inner = module.split(".")
+    spec = importlib.util.find_spec(top)
+    for depth in range(len(inner)):
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        name = ".".join((top, *inner[: depth + 1]))
+        spec = importlib.machinery.PathFinder.find_spec(name, spec.submodule_search_locations)
+    return None if spec is None or spec.origin is None else Path(spec.origin)
 
 
 def runner_hooks(vllm_config: Any) -> tuple[Hook, ...]:

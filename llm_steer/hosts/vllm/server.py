@@ -25,6 +25,7 @@ Send = Callable[[Message], Awaitable[None]]
 TOP_LEVEL = ("extra_args",)
 _SUSPECTS = re.compile(rb"steer|extra_args|use_beam_search|\\u|\x00", re.IGNORECASE)
 _MISPLACED = "left out of the body's top level, where vLLM drops it: put it inside vllm_xargs"
+_XARGS = "a text, a number or a list of these, as all of vllm_xargs; nested values go as JSON text into steer"
 _EVENT = re.compile(rb"^data: (\{.*\})$", re.MULTILINE)
 _WITHOUT_CHOICES = ("/v1/responses", "/v1/messages")
 _DONE = re.compile(rb"^data: \[DONE\]\r?$", re.MULTILINE)
@@ -59,15 +60,17 @@ class SteerMiddleware:
                 return
         choices: list[trace.Choice] = []
         trace.collected.set(choices)
-        await self.app(scope, receive, _Tracing(send, choices))
+        client = getattr(getattr(scope.get("app"), "state", None), "engine_client", None)
+        await self.app(scope, receive, _Tracing(send, choices, client))
 
 
 class _Tracing:
     """``send`` that adds what was traced: a field of each choice, or one more event of a stream."""
 
-    def __init__(self, send: Send, choices: list[trace.Choice]) -> None:
+    def __init__(self, send: Send, choices: list[trace.Choice], client: Any = None) -> None:
         self._send = send
         self._choices = choices
+        self._client = client
         self._start: Message | None = None
         self._body = bytearray()
         self._streams = False
@@ -83,16 +86,20 @@ class _Tracing:
             self._body += message.get("body", b"")
             if message.get("more_body"):
                 return
+            await self._measure()
             body = _with_traces(bytes(self._body), self._choices)
             headers = [(k, v) for k, v in self._start["headers"] if k.lower() != b"content-length"]
             await self._send({**self._start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
             message = {**message, "body": body}
         elif message["type"] == "http.response.body" and self._choices:
-            body = self._with_event(message.get("body", b""), message.get("more_body", False))
+            body = await self._with_event(message.get("body", b""), message.get("more_body", False))
             message = {**message, "body": body}
         await self._send(message)
 
-    def _with_event(self, part: bytes, more: bool) -> bytes:
+    async def _measure(self) -> None:
+        await trace.measure(self._client, [choice.source for choice in self._choices if choice.source is not None])
+
+    async def _with_event(self, part: bytes, more: bool) -> bytes:
         """A part of a stream; before its end mark, one more event like the others, with the traces.
 
         Goes by whole lines: one that is not complete waits for its end.
@@ -106,6 +113,7 @@ class _Tracing:
             self._event = {key: event.get(key) for key in ("id", "object", "created", "model")}
         if (done := _DONE.search(lines)) is None:
             return lines
+        await self._measure()
         event = json.dumps({**(self._event or {}), "choices": [], "steering": _traces(self._choices)})
         return lines[: done.start()] + b"data: " + event.encode() + b"\n\n" + lines[done.start() :]
 
@@ -150,12 +158,16 @@ def _check_body(body: bytes, path: str, front_end: admission.Admission | None) -
         if key in TOP_LEVEL or key.lower().startswith(spec.PREFIX):
             raise SteerError(key, value, _MISPLACED)
     arguments = request.get("vllm_xargs")
-    if not isinstance(arguments, dict):
+    if arguments is None:
         return
+    if not isinstance(arguments, dict):
+        raise SteerError("vllm_xargs", arguments, "a mapping of names to values")
+    for key, value in arguments.items():
+        if admission.is_ours(key) and not _fits_xargs(value):
+            raise SteerError(key, value, _XARGS + (f"; {spec.OFF!r} steers nothing" if value is None else ""))
     if request.get("use_beam_search"):
         # vLLM drops vllm_xargs here, so that neither a request to steer nor "off" would arrive.
-        asked = spec.parse_flat(arguments)
-        if asked.spec or asked.trace:
+        if admission.asks_for_steering(arguments):
             raise UnsupportedError(
                 f"steering ({shorten(arguments)}) and use_beam_search exclude each other: vLLM's beam search ranks raw "
                 "log-probabilities; leave one of them out"
@@ -168,6 +180,12 @@ def _check_body(body: bytes, path: str, front_end: admission.Admission | None) -
     if front_end is not None:
         # vLLM looks at them when a stream has begun, with status 200, and gets booleans as numbers.
         front_end.read(arguments)
+
+
+def _fits_xargs(value: Any) -> bool:
+    """vLLM's HTTP schema takes it."""
+    values = value if isinstance(value, list) else [value]
+    return all(isinstance(item, str | int | float) for item in values)
 
 
 def _front_end(app: Any) -> admission.Admission | None:

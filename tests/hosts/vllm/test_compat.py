@@ -57,6 +57,18 @@ def test_check(module: str, name: str, parameters: tuple[str, ...], problem: str
     assert module not in sys.modules, "the source is read, not run"
 
 
+def test_check_runs_no_package_around_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = tmp_path / "loud_vllm" / "v1"
+    inner.mkdir(parents=True)
+    for folder in (inner.parent, inner):
+        (folder / "__init__.py").write_text("raise RuntimeError('imported')", encoding="utf-8")
+    (inner / "core.py").write_text(SOURCE, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert compat.check(Hook("loud_vllm.v1.core", "alone", ("args",), "")) is None
+    for gone in ("loud_vllm.v2.core", "loud_vllm.v1.core.inner"):
+        assert "does not exist" in str(compat.check(Hook(gone, "alone", (), "")))
+
+
 def test_check_of_a_module_that_is_gone() -> None:
     compat.check.cache_clear()
     assert "does not exist" in str(compat.check(Hook("no_such_vllm", "f", (), "")))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from e2e import tiny
+from llm_steer import Params, Plugin
 from llm_steer.errors import SteerError
 from llm_steer.hosts.vllm import admission, compat, server, trace
 
@@ -28,24 +29,38 @@ TOKENIZER = tiny.tokenizer()
 def front_end() -> admission.Admission:
     config = SimpleNamespace(
         model_config=SimpleNamespace(get_vocab_size=lambda: tiny.VOCABULARY, runner_type="generate", is_diffusion=False),
-        parallel_config=SimpleNamespace(prefill_context_parallel_size=1),
+        parallel_config=SimpleNamespace(
+            prefill_context_parallel_size=1, pipeline_parallel_size=1, enable_batch_sharded_sampling=False
+        ),
         speculative_config=None,
         use_v2_model_runner=False,
     )
     return admission.Admission(config, TOKENIZER)
 
 
-def application(admitted: admission.Admission | None) -> Any:
-    """What an ASGI scope knows of vLLM's application."""
-    client = SimpleNamespace(input_processor=SimpleNamespace(llm_steer=admitted))
+def application(admitted: admission.Admission | None, told: Any = None) -> Any:
+    """What an ASGI scope knows of vLLM's application.
+
+    Args:
+        told: what the workers answer: of each data-parallel engine, of each rank, of each request.
+    """
+
+    async def call_utility_all_async(*arguments: Any) -> Any:
+        name, method, timeout, (asked,), rest = arguments
+        assert (name, method, timeout, rest) == ("collective_rpc", trace.METHOD, None, None)
+        assert [ids for _, ids in asked] == [[8, 20], [20, 5, 8]]
+        return told
+
+    core = SimpleNamespace(call_utility_all_async=call_utility_all_async)
+    client = SimpleNamespace(input_processor=SimpleNamespace(llm_steer=admitted), engine_core=core)
     return SimpleNamespace(state=SimpleNamespace(engine_client=client))
 
 
-def source(output: list[int]) -> trace.Source:
-    params = front_end().stamp(SimpleNamespace(extra_args={"steer": "reflection_cycle"}))
+def source(output: list[int], steer: str = "reflection_cycle") -> trace.Source:
+    params = front_end().stamp(SimpleNamespace(extra_args={"steer": steer}))
     stamp = admission.read_stamp(params)
     assert stamp is not None
-    return trace.Source(stamp, tiny.VOCABULARY, [20, 4], output)
+    return trace.Source("request", stamp, [20, 4], output)
 
 
 def run(
@@ -58,6 +73,8 @@ def run(
     method: str = "POST",
     headers: Any = JSON,
     front_end: Any = None,
+    steer: str = "reflection_cycle",
+    told: Any = None,
 ) -> tuple[int, dict[bytes, bytes], bytes, list[bytes], bytes]:
     """Status, headers, body and its parts; and the body that the application received."""
     received = bytearray()
@@ -74,7 +91,7 @@ def run(
         for request_id, index, output in choices:
             collected = trace.collected.get()
             assert collected is not None
-            collected.append(trace.Choice(request_id, index, source(output)))
+            collected.append(trace.Choice(request_id, index, source(output, steer)))
         length = str(sum(map(len, answer))).encode()
         start = [(b"content-type", content_type), (b"content-length", length)]
         await send({"type": "http.response.start", "status": 200, "headers": start})
@@ -94,7 +111,7 @@ def run(
         "method": method,
         "path": path,
         "headers": headers,
-        "app": application(front_end),
+        "app": application(front_end, told),
     }
     asyncio.run(server.SteerMiddleware(app)(scope, receive, send))
     bodies = [m.get("body", b"") for m in sent if m["type"] == "http.response.body"]
@@ -125,6 +142,23 @@ def test_each_choice_gets_its_trace(cuts: int) -> None:
     assert (first["text"], second["text"]) == ("é", "b")
     assert (first["steering"]["tokens"], second["steering"]["tokens"]) == (2, 3)
     assert "index" not in first["steering"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_workers_tell_what_closed_loops_did(stream: bool) -> None:
+    """The first that knows, of two data-parallel engines with two ranks each; without one, what follows from token ids."""
+    known = {"tokens": 2, "replayed": False, "plugins": [{"name": "budget_forcing", "positions": [0]}]}
+    told = [[[None, None], [None, None]], [[None, None], [known, None]]]
+    parts = [b'data: {"id": "x", "choices": []}\n\ndata: [DONE]\n\n'] if stream else [ANSWER]
+    kind = b"text/event-stream" if stream else b"application/json"
+    _, _, body, _, _ = run(parts, choices=TWO, steer="budget_forcing", told=told, content_type=kind)
+    if stream:
+        first, second = json.loads(body.split(b"\n\n")[1].removeprefix(b"data: "))["steering"]
+        del first["index"]
+    else:
+        first, second = (choice["steering"] for choice in json.loads(body)["choices"])
+    assert first == known
+    assert second["plugins"][0]["measured"] is False
 
 
 def test_choices_of_several_prompts_are_in_order() -> None:
@@ -201,7 +235,7 @@ def test_a_stream_without_an_end_mark_stays() -> None:
         (b'{"extra_args": {}}', "extra_args"),
         (b'{"ste\\u0065r_x": {"a": [1, {}]}}', "steer_x"),
         (b'{"use_beam_search": true, "vllm_xargs": {"steer": "reflection_cycle"}}', "steer"),
-        (b'{"use_beam_search": true, "vllm_xargs": {"steer_amplitude": 3}}', "steer_amplitude"),
+        (b'{"use_beam_search": true, "vllm_xargs": {"steer_amplitude": 3}}', "steer"),
         (b'{"use_beam_search": true, "vllm_xargs": {"steer": "nonsense"}}', "steer"),
         (b'{"use_beam_search": 1, "vllm_xargs": {"steer_trace": 1}}', "steer"),
     ],
@@ -242,8 +276,8 @@ def test_what_is_vllms_business_passes(body: bytes) -> None:
         (b'{"steer": "reflection_cycle", "steer_token_ids": [512]}', "steer_token_ids"),
         (b'{"steer": "reflection_cycle", "steer_amplitude": NaN}', "steer_amplitude"),
         (b'{"llm_steer": 1}', "llm_steer"),
+        (b'{"steer": null}', "steer"),
         (b'{"steer": "reflection_cycle", "steer_leading_space": true}', None),
-        (b'{"steer": null}', None),
         (b'{"other": 1}', None),
     ],
 )
@@ -254,7 +288,85 @@ def test_a_stream_is_refused_before_it_begins(xargs: bytes, field: str | None) -
         assert (status, received) == (200, body)
     else:
         assert (status, json.loads(answer)["error"]["param"], received) == (400, field, b"")
-    assert run([ANSWER], request=[body])[0] == 200, "no steering in this process: vLLM refuses it"
+    if b"null" not in xargs:
+        assert run([ANSWER], request=[body])[0] == 200, "no steering in this process: vLLM refuses it"
+
+
+@pytest.mark.parametrize(
+    "xargs",
+    [
+        {"steer_amplitude": 3},
+        {"steer": 1},
+        {"steer": True, "steer_amplitude": 1000},
+        {"steer_nonsense": 3},
+        {"steer": "reflection_cycle", "steer_amplitude": 3},
+        {"steer_trace": 1},
+        {"steer": "off", "steer_trace": 1},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("admitted", [None, front_end], ids=["unhooked", "hooked"])
+def test_beam_search_is_what_is_refused(xargs: dict[str, Any], admitted: Any) -> None:
+    """Not that there is no default, or what else is missing: with it, beam search would be refused next."""
+    body = json.dumps({"use_beam_search": True, "vllm_xargs": xargs}).encode()
+    status, _, answer, _, received = run([ANSWER], request=[body], front_end=admitted and admitted())
+    message = json.loads(answer)["error"]["message"]
+    assert (status, received) == (400, b"")
+    assert "use_beam_search" in message
+    assert "default" not in message
+
+
+@pytest.mark.parametrize("xargs", [{}, {"steer": "off"}, {"steer": 0}, {"steer_trace": 0}, {"other": 1}], ids=str)
+def test_beam_search_without_steering_is_vllms(xargs: dict[str, Any]) -> None:
+    body = json.dumps({"use_beam_search": True, "prompt": "steer", "vllm_xargs": xargs}).encode()
+    assert run([ANSWER], request=[body])[::4] == (200, body)
+
+
+@pytest.mark.parametrize(
+    ("xargs", "field", "value"),
+    [
+        ({"steer": None}, "steer", "None"),
+        ({"steer": "reflection_cycle", "steer_amplitude": None}, "steer_amplitude", "None"),
+        ({"steer": {"name": "reflection_cycle"}}, "steer", "{'name': 'reflection_cycle'}"),
+        ({"steer": [["reflection_cycle"]]}, "steer", "[['reflection_cycle']]"),
+        ({"steer": "reflection_cycle", "steer_window": [[1, 2]]}, "steer_window", "[[1, 2]]"),
+        ({"steer": "reflection_cycle", "steer_words": ["a", None]}, "steer_words", "['a', None]"),
+        (["steer"], "vllm_xargs", "['steer']"),
+        ("steer", "vllm_xargs", "'steer'"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_values_that_vllms_schema_lacks_are_named(xargs: Any, field: str, value: str, path: str) -> None:
+    body = json.dumps({"messages": [], "vllm_xargs": xargs}).encode()
+    status, _, answer, _, received = run([ANSWER], request=[body], path=path, front_end=front_end())
+    error = json.loads(answer)["error"]
+    assert (status, error["param"], received) == (400, field, b"")
+    assert error["message"].startswith(f"{field}: got {value}; must be a ")
+
+
+def test_no_vllm_xargs_are_vllms_business() -> None:
+    body = b'{"prompt": "steer", "vllm_xargs": null}'
+    assert run([ANSWER], request=[body], front_end=front_end())[::4] == (200, body)
+
+
+def test_a_plugin_that_must_be_declared_says_how(register: Any) -> None:
+    """In each of the ways to start an engine."""
+
+    class Push(Plugin[Params]):
+        name = "push"
+
+        @classmethod
+        def steers_hidden_states(cls) -> bool:
+            return True
+
+    register(Push)
+    body = b'{"prompt": "x", "vllm_xargs": {"steer": "push"}}'
+    status, _, answer, _, _ = run([ANSWER], request=[body], front_end=front_end())
+    message = json.loads(answer)["error"]["message"]
+    assert status == 400
+    for way in ("--logits-processor push:", "llm-steer serve MODEL --steer push:", "logits_processors=['push:...']"):
+        assert way in message
 
 
 def test_a_client_that_goes_while_it_sends() -> None:

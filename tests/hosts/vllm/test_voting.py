@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -272,12 +273,72 @@ def test_the_operator_s_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "100" in answer["error"]["message"]
     monkeypatch.setenv(voting.TOKENS, "150")
     assert ask(FakeApp())[0] == 200
-    allowed: list[int] = []
-    monkeypatch.setattr(sandbox, "allow", allowed.append)
+    allowed: list[Any] = []
+    monkeypatch.setattr(sandbox, "allow", lambda *given: allowed.append(given))
     voting.configure()
-    monkeypatch.setenv(voting.SANDBOX, "4")
-    voting.configure()
-    assert allowed == [0, 4]
-    monkeypatch.setenv(voting.SANDBOX, "many")
-    with pytest.raises(SteerError, match="LLM_STEER_SANDBOX"):
+    for text in ("4", "wasm:2", "bubblewrap:3"):
+        monkeypatch.setenv(voting.SANDBOX, text)
         voting.configure()
+    assert allowed == [(0, "wasm"), (4, "wasm"), (2, "wasm"), (3, "bubblewrap")]
+    for text in ("many", "docker:4", "bubblewrap", "bubblewrap:", "-1", ":4:"):
+        monkeypatch.setenv(voting.SANDBOX, text)
+        with pytest.raises(SteerError, match="LLM_STEER_SANDBOX"):
+            voting.configure()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Prompts of an operator, for questions with three answers."""
+    (tmp_path / "three").mkdir()
+    for modality, tag in TAGS.items():
+        (tmp_path / "three" / f"{modality}.txt").write_text(f"Ours: [[question]]\n{tag}")
+    return tmp_path
+
+
+def test_the_operator_s_prompts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(voting.DEFAULTS, f"mixture_of_thought:prompts={folder},early=false")
+    voting.configure()
+    app = FakeApp(natural="A", code="A", table="B")
+    status, answer = ask(app)
+    assert status == 200
+    assert {b["messages"][-1]["content"].splitlines()[0] for b in app.bodies} == {"Ours: Is it wet?"}
+    assert str(folder) not in json.dumps(answer)
+    (plugin,) = answer["choices"][0]["steering"]["plugins"]
+    assert (plugin["aborted"], plugin["params"]) == (0, {"early": False})
+    # A request's own parameters win, but it names no folder, and is not told which one is used.
+    assert ask(app, {**MOT, "steer_vote": "weighted", "steer_early": 1})[0] == 200
+    for xargs, words in (
+        ({"steer_prompts": str(folder)}, ("steer_prompts", "clients")),
+        ({"steer": json.dumps({"name": "mixture_of_thought", "prompts": "/etc"})}, ("steer.prompts", "clients")),
+        ({"steer_answers": "two"}, ("steer_prompts", "two/natural.txt", "the operator's")),
+    ):
+        status, answer = ask(app, {**MOT, **xargs})
+        assert status == 400
+        message = answer["error"]["message"]
+        assert all(word in message for word in words), message
+    assert str(folder) not in message
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (
+            "mixture_of_thought:prompts=/nowhere/at/all",
+            ("LLM_STEER_VOTING: prompts", "/nowhere/at/all", "three/natural.txt"),
+        ),
+        ("mixture_of_thought:prompts={folder},examples=true", ("LLM_STEER_VOTING: prompts", "[[examples]]")),
+        ("mixture_of_thought:prompts={folder},answers=two", ("two/natural.txt",)),
+        ("mixture_of_thought:prompt={folder}", ("LLM_STEER_VOTING: mixture_of_thought:prompt", "prompts")),
+        ("mixture_of_thought:n=0", ("LLM_STEER_VOTING: mixture_of_thought:n", "0")),
+        ("reflection_cycle", ("LLM_STEER_VOTING", "a plugin that votes")),
+        ("{folder}", ("LLM_STEER_VOTING", "mixture_of_thought")),
+    ],
+)
+def test_bad_defaults_of_the_operator_end_the_start(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, option: str, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv(voting.DEFAULTS, option.replace("{folder}", str(folder)))
+    with pytest.raises(SteerError) as error:
+        voting.configure()
+    for word in words:
+        assert word in str(error.value)
