@@ -35,10 +35,13 @@ class Sides:
 
     def __init__(self, model: str, problems: int, max_tokens: int, folder: Path) -> None:
         from vllm import LLM
+        from vllm.platforms import current_platform
 
         from llm_steer.engines.base import Engine
 
-        self.llm = LLM(model, enforce_eager=True, max_model_len=1024, seed=0)
+        # As eval does: a seeded request whose prompt is cut into chunks ends vLLM's CPU worker.
+        whole_prompts = {"enable_chunked_prefill": False} if current_platform.is_cpu() else {}
+        self.llm = LLM(model, enforce_eager=True, max_model_len=1024, seed=0, **whole_prompts)
         self.engine = Engine.from_vllm(self.llm)
         self.model, self.folder = model, folder
         self.task = folder / "sums.yaml"

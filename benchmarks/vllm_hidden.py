@@ -3,7 +3,8 @@
 *Vanilla* is vLLM without our entry points; *one layer* has residual hooks behind one decoder layer, *all layers* behind
 every one. In each round every engine decodes blocks of 32 steps: nobody steers, or all requests do, with 1, 8 or 64
 distinct configurations in the batch, by an open loop (``random_vector``, seeds differ) or a closed one (``rebalance``, which
-steers one layer in both engines). The figure is the median over rounds of vanilla's time over this one's, with a 95 %
+steers one layer; where all are, an open loop steers each of them beside it). Each engine is checked to steer the layers that
+it should. The figure is the median over rounds of vanilla's time over this one's, with a 95 %
 interval by bootstrap. The cost must not grow with the number of configurations: the time with the most over that with one.
 """
 
@@ -54,7 +55,8 @@ def conditions(counts: list[int], layers: list[int]) -> dict[str, list[dict[str,
         vectors = [{"name": "random_vector", "seed": i, "norm": 1.0, "layers": layers} for i in range(count)]
         loops = [{"name": "rebalance", "strength": 1.0 + i / 100} for i in range(count)]
         found[f"open_{count}"] = [{"steer": vector} for vector in vectors]
-        found[f"closed_{count}"] = [{"steer": loop} for loop in loops]
+        pairs = zip(vectors, loops, strict=True)
+        found[f"closed_{count}"] = [{"steer": loop if len(layers) == 1 else [vector, loop]} for vector, loop in pairs]
     return found
 
 
@@ -87,11 +89,19 @@ class Child:
         self._process.wait()
 
 
+def steered_layers(model: Any) -> list[int]:
+    """Indices of the decoder layers that have a residual hook."""
+    return sorted(vars(module)["_llm_steer"][0] for module in model.modules() if "_llm_steer" in vars(module))
+
+
 def serve(engine_class: Any, job: dict[str, Any]) -> None:
     """In the child's process."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM writes to stdout
     engine = engine_class(job)
+    (found,) = engine._llm.apply_model(steered_layers)
+    if found != job["layers"]:
+        raise AssertionError(f"layers {found} are steered, not {job['layers']}")
     for condition in job["asked"]:
         engine.block(job["batch"], asked=job["asked"][condition])
     replies.write("0\n")
@@ -117,7 +127,7 @@ def measure(job: dict[str, Any], environment: dict[str, str], counts: list[int],
             named = [f"random_vector:{json.dumps(vector)}", f"rebalance:artifact={loop}"] if layers else []
             asked: dict[str, Any] = conditions(counts, layers) if layers else {"plain": [{}]}
             say(f"engine {name}")
-            whole = {**job, "declared": named, "asked": asked, "hide": not layers}
+            whole = {**job, "declared": named, "asked": asked, "layers": layers, "hide": not layers}
             children[name] = (Child(whole, environment), asked)
         seconds: dict[str, dict[str, list[float]]] = {name: {c: [] for c in asked} for name, (_, asked) in children.items()}
         for number in range(rounds):

@@ -82,9 +82,15 @@ def _vllm(config: RunConfig, methods: list[Method]) -> tuple[Engine, Any]:
 
 
 def declared(methods: list[Method]) -> dict[str, Any]:
-    """What vLLM has to be told at its start: plugins that change hidden states are built into its graph."""
-    residual = {s.name: s.params for m in methods for s in reversed(m.spec) if s.plugin.steers_hidden_states()}
-    named = [f"{name}:{json.dumps(p.model_dump(mode='json', exclude_unset=True))}" for name, p in residual.items()]
+    """What vLLM has to be told at its start: plugins that change hidden states, which are built into its graph, and those
+    that read step boundaries, which takes a table."""
+    needed = {
+        s.name: s.params
+        for m in methods
+        for s in reversed(m.spec)
+        if s.plugin.steers_hidden_states() or s.plugin.needs_boundaries
+    }
+    named = [f"{name}:{json.dumps(p.model_dump(mode='json', exclude_unset=True))}" for name, p in needed.items()]
     return {"logits_processors": named} if named else {}
 
 

@@ -230,6 +230,7 @@ class Description:
                             sampling=sampling,
                             steer=method.steer,
                             trace=self.config.trace and bool(method.spec),
+                            logprob=False,
                             template=self.config.template,
                         )
                         what = [name, item.id, sample, identities[method.label], item.fingerprint, asdict(sampling)]

@@ -61,7 +61,8 @@ class Comparison:
     p: float
     """Exact sign test over these."""
     detectable: float
-    """The smallest true difference that such a comparison shows (5 %, two-sided) four times out of five."""
+    """The smallest true difference that such a comparison shows (5 %, two-sided) four times out of five; NaN where no
+    problem differed, so that nothing is known of how much they do."""
 
 
 def per_problem(matrix: Matrix) -> Matrix:
@@ -204,6 +205,8 @@ def sign_test(better: int, worse: int) -> float:
 
 def detectable(error: float) -> float:
     """The smallest true difference that is found significant at 5 % with a probability of 80 %, for a standard error."""
+    if error == 0:
+        return math.nan
     return (_NORMAL.inv_cdf((1 + LEVEL) / 2) + _NORMAL.inv_cdf(POWER)) * error
 
 

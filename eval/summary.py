@@ -16,6 +16,7 @@ from llm_steer.eval.methods import NONE
 from llm_steer.eval.statistics import Comparison, Errors, Estimate, Matrix
 from llm_steer.eval.store import Folder
 
+from llm_steer.errors import SteerError
 from llm_steer.spec import OFF
 
 NO_ANSWER = "no answer"
@@ -59,7 +60,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Against:
-    """A method compared with the unsteered one, or with the first if there is none."""
+    """A method compared with the one that was asked for: by default the unsteered one."""
 
     method: str
     base: str
@@ -114,16 +115,21 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def summarize(path: Path) -> Summary:
+def summarize(path: Path, against: str | None = None) -> Summary:
     """Read a run's folder.
 
+    Args:
+        against: the method that the others are compared with; the unsteered one, or else the first, if left out.
+
     Raises:
-        SteerError: there is no run in it, or it is damaged.
+        SteerError: there is no run in it, or it is damaged; or the run has no such method.
     """
     folder = Folder(path)
     run, problems, grades = folder.needed(), folder.problems(), folder.grades()
+    if against is not None and against not in run["methods"]:
+        raise SteerError("--against", against, f"a method of this run: {', '.join(run['methods'])}")
     rows: list[Row] = [row for row in folder.results() if row["key"] in grades]
-    tasks = [_task(name, run, problems, rows, grades) for name in run["tasks"]]
+    tasks = [_task(name, run, problems, rows, grades, against) for name in run["tasks"]]
     adjusted = iter(statistics.holm([a.accuracy.p for task in tasks for a in task.against]))
     for task in tasks:
         task.against[:] = [Against(a.method, a.base, a.accuracy, a.tokens, next(adjusted)) for a in task.against]
@@ -136,7 +142,12 @@ def summarize(path: Path) -> Summary:
 
 
 def _task(
-    name: str, run: Row, problems: Mapping[tuple[str, str], Row], rows: Sequence[Row], grades: Mapping[str, Row]
+    name: str,
+    run: Row,
+    problems: Mapping[tuple[str, str], Row],
+    rows: Sequence[Row],
+    grades: Mapping[str, Row],
+    against: str | None,
 ) -> TaskSummary:
     ids = [id_ for task, id_ in problems if task == name]
     table = {method: Table(ids, run["samples"]) for method in run["methods"]}
@@ -146,9 +157,10 @@ def _task(
     golds = {id_: problems[name, id_] for id_ in ids}
     scores = [_score(method, filled, golds) for method, filled in table.items() if filled.answers]
     names = [score.method for score in scores]
-    base = next((n for n in names if n in (NONE, OFF)), names[0] if names else "")
+    wanted = (NONE, OFF) if against is None else (against,)
+    base = next((n for n in names if n in wanted), names[0] if names else "")
     others = [n for n in names if n != base]
-    against = [
+    compared = [
         Against(
             method,
             base,
@@ -159,7 +171,7 @@ def _task(
     ]
     labels = Counter(golds[id_]["gold"] for id_ in ids if golds[id_]["labels"])
     most = next(((label, count / len(ids)) for label, count in labels.most_common(1)), None)
-    return TaskSummary(name, run["tasks"][name], len(ids), scores, against, most)
+    return TaskSummary(name, run["tasks"][name], len(ids), scores, compared, most)
 
 
 class Table:

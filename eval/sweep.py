@@ -11,7 +11,7 @@ from typing import Any
 
 from llm_steer.eval import tasks
 from llm_steer.eval.config import RunConfig
-from llm_steer.eval.methods import LOOPS, NONE, parse_methods, split
+from llm_steer.eval.methods import NONE, parse_methods, split
 from llm_steer.eval.run import Outcome, load_tasks, run
 from llm_steer.eval.summary import Summary, summarize
 
@@ -38,6 +38,8 @@ class Plan:
     """Tasks to report on; if there are none, the tasks of the run are split."""
     share: float = 0.5
     """Of the problems of a split task that are tuned on."""
+    report_samples: int | None = None
+    """Answers to each problem that is reported on; as many as the run's if left out."""
 
 
 def parse_grids(texts: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
@@ -92,6 +94,7 @@ def sweep(
     tried = [{"label": _label(m, s), "steer": s} for m, steers in configurations.items() for s in steers]
     tune = _part(config, "tune", config.tasks, [NONE, *tried])
     final = _part(config, "report", plan.report_tasks or config.tasks, fixed)
+    final = final.model_copy(update={"samples": plan.report_samples or config.samples})
     refuse_overlap(
         [item for task in load_tasks(tune) for item in task.items if tunes(item)],
         [item for task in load_tasks(final) for item in task.items if reports(item)],
@@ -104,10 +107,12 @@ def sweep(
     say(f"Tuning {len(tried)} configurations of {len(counts)} methods")
     _complete(run(tune, engine, tokenizer=tokenizer, progress=progress, only=tunes))
     table = _table(summarize(Path(tune.out)), configurations)
-    best = [max((row for row in table if row["method"] == label), key=_rank) for label in configurations]
-    for row in best:
+    chosen = best(table)
+    for row in chosen:
         say(f"Chosen: {row['label']}")
-    final = final.model_copy(update={"steer": [*fixed, *({"label": row["method"], "steer": row["steer"]} for row in best)]})
+    final = final.model_copy(
+        update={"steer": [*fixed, *({"label": row["method"], "steer": row["steer"]} for row in chosen)]}
+    )
     where = ", ".join(plan.config.tasks) + (
         "" if plan.report_tasks else f", {100 * plan.share:g} % by a hash of the problem"
     )
@@ -125,7 +130,8 @@ def split_methods(
     configurations: dict[str, list[dict[str, Any]]] = {}
     for label, grid in grids.items():
         given = by_label.pop(label, label)
-        base = {"name": given} if given in LOOPS else parse_methods([given])[0].steer
+        method = parse_methods([given])[0]
+        base = method.loop.identity() if method.loop else method.steer
         if not isinstance(base, dict):
             raise SteerError("--grid", label, "a method of one plugin")
         steers = [{**base, **dict(zip(grid, values, strict=True))} for values in itertools.product(*grid.values())]
@@ -171,6 +177,12 @@ def _table(summary: Summary, configurations: Mapping[str, Sequence[Mapping[str, 
             tokens = sum(score.tokens.value for score in scores) / len(scores)
             rows.append({"method": method, "label": label, "steer": dict(steer), "accuracy": accuracy, "tokens": tokens})
     return rows
+
+
+def best(table: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The row of each method that comes out first."""
+    methods = dict.fromkeys(row["method"] for row in table)
+    return [max((row for row in table if row["method"] == method), key=_rank) for method in methods]
 
 
 def _rank(row: Mapping[str, Any]) -> tuple[float, float]:

@@ -177,6 +177,8 @@ class Shelf:
     process, never for requests from outside."""
     named: tuple[Path, ...] = ()
     """Folders of single artifacts that were named at start: found by content hash alone."""
+    declared: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+    """Resolved parameters of the plugins that were declared at start: what else requests may choose among."""
     _read: dict[Path, tuple[tuple[int, ...], Artifact]] = field(default_factory=dict, repr=False, compare=False)
     _opened: dict[str, Artifact] = field(default_factory=dict, repr=False, compare=False)
 

@@ -97,6 +97,10 @@ class Params(BaseModel):
         """
         return self
 
+    def shown(self) -> dict[str, Any]:
+        """What a trace tells of them: JSON types."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
 
 def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
@@ -206,6 +210,10 @@ class Plugin(Generic[P]):
     """True when steering depends on what the model computed (logits, hidden states), not only on token ids. Hosts refuse
     such plugins where rows are re-ordered or drafted (beam search, speculative decoding), and do not replay their trace."""
 
+    measures_logits: ClassVar[bool | None] = None
+    """``logits`` reads the logits as the model made them, before other masks; otherwise it is called after these. None: as
+    ``feedback`` is."""
+
     needs_boundaries: ClassVar[bool] = False
     """True when ``step`` or ``residual`` reads ``tokens.boundary``; False elsewhere spares hosts the table of delimiters."""
 
@@ -226,6 +234,16 @@ class Plugin(Generic[P]):
         spares the prompt answers ``prompt_len - 1``: from that position the first output token is predicted.
         """
         return 0
+
+    @classmethod
+    def reads_prompt(cls, params: P) -> bool:
+        """The request depends on its prompt's hidden states: hosts run all of it and take nothing from a prefix cache."""
+        return False
+
+    @classmethod
+    def sees_raw_logits(cls) -> bool:
+        """When hosts call ``logits``: see ``measures_logits``."""
+        return cls.feedback if cls.measures_logits is None else cls.measures_logits
 
     # -- one chat request, before and after -----------------------------------------------------------------------------
 

@@ -143,13 +143,13 @@ class Runtime:
             logits: float32 ``[num_rows, vocab_size]``.
             slot: int64 ``[num_rows]``.
             position: int64 ``[num_rows]``, position of the token that was fed at the row.
-            feedback: only the plugins that are of this kind: for hosts that show raw logits to those which measure them.
+            feedback: only the plugins that measure logits, or only the others: for hosts that show the former raw logits.
         """
         rows = self.tracker.rows(slot, position)
         for order, members in self._orders():
             part = rows if members is None else _only(rows, members, self.context.nobody)
             for name in order:
-                if feedback is None or self._plugins[name].feedback is feedback:
+                if feedback is None or self._plugins[name].sees_raw_logits() is feedback:
                     self._plugins[name].logits(logits, part)
 
     def _orders(self) -> list[tuple[list[str], torch.Tensor | None]]:
@@ -195,7 +195,7 @@ class Runtime:
             "plugins": [
                 {
                     "name": steer.name,
-                    "params": steer.params.model_dump(mode="json", exclude_unset=True),
+                    "params": steer.params.shown(),
                     **self.plugin(steer.plugin).finish(slot, tokens, rows),
                 }
                 for steer in self._specs.get(slot, ())
@@ -226,8 +226,6 @@ def replay(spec: Spec, markers: Markers, vocab_size: int, prompt_ids: list[int],
     trace = runtime.trace(0, torch.tensor(output_ids, dtype=torch.int64))
     replayed = {plugin["name"]: plugin for plugin in trace["plugins"]}
     plugins = [
-        replayed.get(steer.name)
-        or {"name": steer.name, "params": steer.params.model_dump(mode="json", exclude_unset=True), "measured": False}
-        for steer in spec
+        replayed.get(steer.name) or {"name": steer.name, "params": steer.params.shown(), "measured": False} for steer in spec
     ]
     return {**trace, "replayed": True, "plugins": plugins}

@@ -119,6 +119,8 @@ def parse_flat(arguments: Mapping[str, Any], defaults: Spec = ()) -> Request:
     the one plugin that is asked for, or of the default. Keys that do not start with ``steer`` are not ours.
     """
     ours = {key: value for key, value in arguments.items() if isinstance(key, str) and key.lower().startswith(PREFIX)}
+    if isinstance(body := arguments.get("vllm_xargs"), Mapping) and any(str(key).lower().startswith(PREFIX) for key in body):
+        raise SteerError("vllm_xargs", dict(body), "a field of an HTTP body; in extra_args its keys stand by themselves")
     fields: dict[str, Any] = {}
     for key, value in ours.items():
         if key == PREFIX or key == f"{PREFIX}_trace":

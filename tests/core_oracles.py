@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -132,6 +133,12 @@ def piecewise_form(t: float, points: list[tuple[float, float]]) -> float:
     return points[-1][1]
 
 
+def shuffled_form(t: int, amplitude: float, period: float, phase: float, seed: int) -> float:
+    """The triangular wave at a token of the same period that is drawn without replacement."""
+    order = random.Random(seed).sample(range(int(period)), int(period))
+    return code_form(order[t % int(period)], amplitude, period, phase)
+
+
 # -- reflection_cycle ----------------------------------------------------------------------------------------------------
 
 
@@ -156,4 +163,6 @@ def offset(params: Any, ids: Ids, prompt_len: int, opens: Ends, closes: Ends) ->
         return None
     if params.schedule == "piecewise":
         return piecewise_form(t, [tuple(point) for point in params.points])
+    if params.schedule == "shuffled":
+        return shuffled_form(t, params.amplitude, params.period, params.phase, params.shuffle_seed or 0)
     return FORMS[params.schedule](t, params.amplitude, params.period, params.phase)

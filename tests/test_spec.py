@@ -212,20 +212,25 @@ BAD_FIELDS = [
     ("period", "1200", "'1200'", "a valid number"),
     ("phase", 1.5, "1.5", "less than or equal to 1"),
     ("phase", math.nan, "nan", "a finite number"),
-    ("schedule", "sine", "'sine'", "'triangular', 'constant', 'linear_decay', 'cosine', 'silver' or 'piecewise'"),
+    (
+        "schedule",
+        "sine",
+        "'sine'",
+        "'triangular', 'constant', 'linear_decay', 'cosine', 'silver', 'piecewise' or 'shuffled'",
+    ),
     (
         "schedule",
         "Triangular",
         "'Triangular'",
-        "'triangular', 'constant', 'linear_decay', 'cosine', 'silver' or 'piecewise'",
+        "'triangular', 'constant', 'linear_decay', 'cosine', 'silver', 'piecewise' or 'shuffled'",
     ),
     (
         "schedule",
         ["constant"],
         "['constant']",
-        "'triangular', 'constant', 'linear_decay', 'cosine', 'silver' or 'piecewise'",
+        "'triangular', 'constant', 'linear_decay', 'cosine', 'silver', 'piecewise' or 'shuffled'",
     ),
-    ("schedule", None, "None", "'triangular', 'constant', 'linear_decay', 'cosine', 'silver' or 'piecewise'"),
+    ("schedule", None, "None", "'triangular', 'constant', 'linear_decay', 'cosine', 'silver', 'piecewise' or 'shuffled'"),
     ("origin", "start", "'start'", "'auto', 'think' or 'output'"),
     ("after_end", "stop", "'stop'", "'off', 'restart' or 'continue'"),
     ("multi_piece", "last", "'last'", "'skip' or 'first'"),
@@ -592,3 +597,9 @@ def test_a_malformed_message_from_another_process(wire, field, valid):
     with pytest.raises(SteerError) as caught:
         spec.from_wire(wire)
     assert (caught.value.field, caught.value.valid) == (field, valid)
+
+
+def test_the_field_of_an_http_body_is_not_an_argument():
+    with pytest.raises(SteerError, match=r"vllm_xargs: got .*must be a field of an HTTP body"):
+        spec.parse_flat({"vllm_xargs": {"steer": "off"}})
+    assert spec.parse_flat({"vllm_xargs": {"other": 1}}).spec == ()

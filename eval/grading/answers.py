@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from . import normal
+from llm_steer import normal
+from llm_steer.normal import Form
 
 MAX_ANSWER = 1000
 """Characters; a longer answer is not compared."""
@@ -29,28 +30,6 @@ class Verdict:
 
 
 NO_ANSWER = Verdict(None, None, False, "none")
-
-
-@dataclass(frozen=True)
-class Form:
-    """An answer in the forms in which it is compared."""
-
-    word: str | None
-    unit: str | None
-    text: str
-
-    @classmethod
-    def of(cls, answer: str) -> Form:
-        quantity, unit = normal.split_unit(answer)
-        return cls(normal.word(answer), unit, normal.as_interval(normal.compact(quantity)))
-
-    @property
-    def value(self) -> str:
-        if self.word is not None:
-            return self.word
-        bare = normal.without_name(self.text)
-        number = normal.rational(bare)
-        return bare if number is None else str(number)
 
 
 def compare(gold: str, answer: str) -> tuple[bool, str] | None:

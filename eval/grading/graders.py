@@ -7,8 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from . import normal
-from .answers import MAX_ANSWER, NO_ANSWER, Form, Verdict, compare, for_algebra
+from llm_steer import normal, sandbox
+from llm_steer.errors import MissingDependencyError
+from llm_steer.normal import Form
+
+from .answers import MAX_ANSWER, NO_ANSWER, Verdict, compare, for_algebra
 from .boxes import after_thinking, last_box
 from .pool import MathPool
 
@@ -97,7 +100,44 @@ class Testbed(Label):
         return replace(verdict, how="program") if executed(response) else verdict
 
 
-GRADERS: Mapping[str, type[Grader]] = {"math": Math, "exact": Exact, "choice": Choice, "label": Label, "testbed": Testbed}
+_PROGRAM = re.compile(r"^```(?:python|py)?[ \t]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+class Program(Grader):
+    """What the response's program prints last: its last fenced block of Python, run in the sandbox and nowhere else."""
+
+    def __init__(self, pool: MathPool | None = None) -> None:
+        super().__init__(pool)
+        if not sandbox.available():
+            raise MissingDependencyError("wasmtime, or a system that it runs on", "sandbox", "grading of programs")
+
+    def grade(self, gold: Gold, response: str, *, thinking_required: bool = False) -> Verdict:
+        programs = _PROGRAM.findall(after_thinking(response, required=thinking_required))
+        if not programs or len(programs[-1]) > sandbox.LONGEST:
+            return NO_ANSWER
+        outcome = sandbox.run(programs[-1])
+        if outcome.status == "timeout":  # the clock's, which depends on the machine; fuel does not
+            return Verdict(None, None, False, "timeout")
+        printed = outcome.stdout.strip().rpartition("\n")[2].strip()
+        if outcome.status != "ok" or not printed:
+            return Verdict(None, None, False, f"program: {outcome.status if outcome.status != 'ok' else 'printed nothing'}")
+        return self.judge(gold, printed[:MAX_ANSWER])
+
+    def judge(self, gold: Gold, answer: str) -> Verdict:
+        """Equal numbers are equal; everything else letter by letter."""
+        decided = compare(gold.answer, answer)
+        correct = decided[0] if decided is not None else answer == gold.answer.strip()
+        return Verdict(answer, Form.of(answer).value, correct, "program")
+
+
+GRADERS: Mapping[str, type[Grader]] = {
+    "math": Math,
+    "exact": Exact,
+    "choice": Choice,
+    "label": Label,
+    "program": Program,
+    "testbed": Testbed,
+}
 
 
 def option_of(answer: str, options: tuple[str, ...]) -> str | None:

@@ -134,27 +134,24 @@ def _methods(summary: Summary) -> str:
     for label, method in summary.run["methods"].items():
         steer = json.dumps(method["steer"] if method["loop"] is None else method["loop"], ensure_ascii=False)
         parts.append(f"<h3>{escape(label)}</h3><p><code>{escape(steer)}</code></p>")
-        for plugin in method["plugins"]:
-            drawn = _preview(plugin)
-            if drawn:
-                parts.append(f"<figure>{svg.curve(drawn['t'], drawn['delta'], f'{label}: offset over tokens')}</figure>")
+        for drawn in _previews(method["steer"]) if method["plugins"] else ():
+            parts.append(f"<figure>{svg.curve(drawn['t'], drawn['delta'], f'{label}: offset over tokens')}</figure>")
     tuning = summary.run["notes"].get("tuning")
     if tuning:
         parts.append("<h2>Tuning, on other problems</h2>" + _table(*markdown.tuning_table(tuning)))
     return "".join(parts)
 
 
-def _preview(plugin: Row) -> dict[str, Any] | None:
-    """The curve of a plugin that can draw one; None if it cannot, or is not installed here."""
-    from llm_steer import registry, spec
+def _previews(steer: Any) -> list[dict[str, Any]]:
+    """The curves of the plugins that can draw one; none if they are not installed here."""
+    from llm_steer import spec
 
     try:
-        cls = registry.get(plugin["name"])
-        preview = getattr(cls, "preview", None)
-        drawn: dict[str, Any] | None = preview(spec.build(cls, plugin["params"])) if preview else None
-    except (ValueError, RuntimeError):  # its parameters may have changed since
-        return None
-    return drawn
+        steers = spec.parse(steer)
+    except (ValueError, RuntimeError):  # parameters may have changed since
+        return []
+    found = [(getattr(s.plugin, "preview", None), s.params) for s in steers]
+    return [preview(params) for preview, params in found if preview]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:

@@ -126,8 +126,10 @@ def seen(task: TaskSummary) -> list[str]:
     """What the numbers can and cannot show."""
     lines = []
     if task.against:
-        least = min(a.accuracy.detectable for a in task.against)
-        if not math.isnan(least):
+        least = min((a.accuracy.detectable for a in task.against if a.accuracy.detectable > 0), default=math.nan)
+        if math.isnan(least):
+            lines.append("No difference was seen on any problem, so how large a one this run could have seen is not known.")
+        else:
             n = max(a.accuracy.problems for a in task.against)
             lines.append(
                 f"With {n} problems in pairs, this run could have seen (5 %, two-sided, four times out of five) a "

@@ -11,14 +11,22 @@ from llm_steer.eval.summary import TaskSummary
 
 WIDTH, HEIGHT = 640, 360
 LEFT, RIGHT, TOP, BOTTOM = 56, 24, 20, 44
+LABEL = 40
+"""Characters of a method's label that fit into a plot."""
 
 
 class Axes:
     """From values to places."""
 
-    def __init__(self, xs: Sequence[float], ys: Sequence[float], width: int = WIDTH, height: int = HEIGHT) -> None:
-        self.width, self.height = width, height
-        self.x, self.y = _widened(xs), _widened(ys)
+    def __init__(
+        self,
+        xs: Sequence[float],
+        ys: Sequence[float],
+        height: int = HEIGHT,
+        within: tuple[float, float] = (-math.inf, math.inf),
+    ) -> None:
+        self.width, self.height = WIDTH, height
+        self.x, self.y = _widened(xs), _widened(ys, within)
 
     def at(self, x: float, y: float) -> tuple[float, float]:
         across = (x - self.x[0]) / (self.x[1] - self.x[0])
@@ -56,7 +64,9 @@ def pareto(task: TaskSummary) -> str:
     if not points:
         return ""
     axes = Axes(
-        [v for _, tokens, _ in points for v in _ends(tokens)], [100 * v for *_, accuracy in points for v in _ends(accuracy)]
+        [v for _, tokens, _ in points for v in _ends(tokens)],
+        [100 * v for *_, accuracy in points for v in _ends(accuracy)],
+        within=(0.0, 100.0),
     )
     parts = [axes.frame("tokens of an answer", "accuracy, %")]
     reached = {(tokens.value, accuracy.value) for _, tokens, accuracy in points}
@@ -72,9 +82,11 @@ def pareto(task: TaskSummary) -> str:
         if not math.isnan(accuracy.low):
             (_, y1), (_, y2) = axes.at(axes.x[0], 100 * accuracy.low), axes.at(axes.x[0], 100 * accuracy.high)
             parts.append(f'<line {colour} x1="{x}" y1="{y1}" x2="{x}" y2="{y2}"/>')
-        anchor, shift = ("end", -8) if x > axes.width * 0.7 else ("start", 8)
+        shown = method if len(method) <= LABEL else method[: LABEL - 1] + "…"
+        anchor, shift = ("end", -8) if x + 7.5 * len(shown) > axes.width else ("start", 8)
         parts.append(f'<circle {colour} cx="{x}" cy="{y}" r="5"/>')
-        parts.append(f'<text class="label" x="{x + shift}" y="{y - 8}" text-anchor="{anchor}">{escape(method[:40])}</text>')
+        above = y - 8 - 13 * (i % 2)  # neighbours' labels seldom meet
+        parts.append(f'<text class="label" x="{x + shift}" y="{above}" text-anchor="{anchor}">{escape(shown)}</text>')
     return axes.wrap("".join(parts), f"Accuracy over tokens: {task.about['title']}")
 
 
@@ -94,10 +106,10 @@ def _ends(estimate: Estimate) -> list[float]:
     return [v for v in (estimate.value, estimate.low, estimate.high) if not math.isnan(v)]
 
 
-def _widened(values: Sequence[float]) -> tuple[float, float]:
+def _widened(values: Sequence[float], within: tuple[float, float] = (-math.inf, math.inf)) -> tuple[float, float]:
     low, high = min(values), max(values)
     room = (high - low) * 0.08 or max(abs(high) * 0.1, 1.0)
-    return low - room, high + room
+    return max(low - room, within[0]), min(high + room, within[1])
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -88,7 +88,7 @@ class TaskSpec(Strict):
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
     title: str
-    grader: Literal["math", "choice", "label", "exact", "testbed"]
+    grader: Literal["math", "choice", "label", "exact", "program", "testbed"]
     source: str = ""
     """Where the data comes from, for people."""
     licence: str = ""

@@ -54,12 +54,17 @@ def measure(
     for section in only or ():
         if section not in SECTIONS:
             raise typer.BadParameter(f"{section!r} is not one of {', '.join(SECTIONS)}")
-    report = run(
-        models, count=count, seed=seed, only=only or SECTIONS, say=lambda line: print(line, file=sys.stderr, flush=True)
-    )
-    if out:
-        out.write_text(report, encoding="utf-8")
-    else:
+
+    def tell(report: str) -> None:
+        if out:
+            out.write_text(report, encoding="utf-8")
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    report = run(models, count=count, seed=seed, only=only or SECTIONS, say=say, tell=tell)
+    tell(report)
+    if not out:
         typer.echo(report)
 
 

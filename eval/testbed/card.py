@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+from pathlib import Path
 
 from llm_steer.eval.testbed.recipes import Recipe
 
@@ -10,6 +12,19 @@ _WHAT = {
     "arithmetic": "Chains of arithmetic and word problems",
     "logic": "Propositional entailment in words, Python code and truth tables, and ontologies with 1, 3 and 5 hops",
 }
+
+
+def _commit() -> str:
+    """The commit that this code was checked out from."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        head, changes = (
+            subprocess.run([*git, *command], capture_output=True, text=True, check=True).stdout.strip()
+            for command in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no", "--", "."))
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown, this was not a checkout"
+    return f"`{head}`" + (" with changes" if changes else "")
 
 
 def card(recipe: Recipe, seed: int, identity: str, log: str) -> str:
@@ -53,6 +68,7 @@ held out.
 
 - recipe `{recipe.name}`, seed {seed}, {step} steps of {recipe.batch} traces;
 - {seconds} seconds by the clock, {cpu_seconds} seconds of processor time;
+- commit {_commit()};
 - `train.fingerprint`, the SHA-256 of the recipe, the seed and the code, was
   `{identity}`.
 

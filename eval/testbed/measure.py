@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from llm_steer.eval.testbed import reading, sampling
 from llm_steer.eval.testbed import statistics as stats
 from llm_steer.eval.testbed.arithmetic import Arithmetic
-from llm_steer.eval.testbed.entailment import MODALITIES, Entailment
+from llm_steer.eval.testbed.entailment import MODALITIES, Entailment, make_problem, parse_prompt
 from llm_steer.eval.testbed.grading import answer_of, boxed, executed, grade
 from llm_steer.eval.testbed.problem import MIN_DISTINCT, Problem, Task, held_out
 from llm_steer.eval.testbed.recipes import RECIPES
@@ -26,7 +26,7 @@ from llm_steer.eval.testbed.sampling import BANNED, Answers, Response
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MIDDLE = {"arithmetic": 6, "words": 6, "entailment": 4, "ontology": 3}
+MIDDLE = {"arithmetic": 6, "words": 6, "entailment": 5, "ontology": 5}
 """The level of each task that leaves room both ways."""
 BIASES = (0.0, BANNED, -2.0, 2.0, 4.0, 6.0)
 SECTIONS = ("accuracy", "reflection", "confidence", "modalities", "engines")
@@ -51,6 +51,13 @@ class Bench:
             self._loaded[name] = sampling.load(self.models / name)
         return self._loaded[name]
 
+    def problems(self, task: Task, level: int) -> list[Problem]:
+        """Held-out problems of a level; those of entailment are the same in every modality."""
+        if not isinstance(task, Entailment):
+            return held_out(task, level, self.count, self.seed)
+        shared = held_out(Entailment(MODALITIES[0]), level, self.count, self.seed)
+        return [make_problem(*parse_prompt(problem.prompt), level, task.modality) for problem in shared]
+
     def ask(
         self, name: str, task: Task, level: int, *, bias: float = 0.0, temperature: float = 1.0, repeat: int = 0
     ) -> tuple[list[Problem], Answers]:
@@ -58,7 +65,7 @@ class Bench:
         key = (task.name, level, bias, temperature, repeat)
         if key not in self._known:
             model, tokenizer = self.checkpoint(name)
-            problems = held_out(task, level, self.count, self.seed)
+            problems = self.problems(task, level)
             seed = random.Random(f"{self.seed}/{key}").getrandbits(32)
             answers = sampling.sample_hf(model, tokenizer, problems, bias=bias, temperature=temperature, seed=seed)
             self._known[key] = problems, answers
@@ -248,6 +255,7 @@ def engines(bench: Bench) -> str:
             enforce_eager=True,
             **sizes,
             enable_chunked_prefill=False,
+            gpu_memory_utilization=0.3,  # of the machine's memory, in spite of its name
         )
         runs.append(("vLLM", sampling.sample_vllm(engine, tokenizer, problems, seed=bench.seed + 1)))
     rows = [
@@ -265,7 +273,13 @@ def engines(bench: Bench) -> str:
 
 
 def measure(
-    models: Path, *, count: int = 2000, seed: int = 0, only: Sequence[str] = SECTIONS, say: Callable[[str], None] = print
+    models: Path,
+    *,
+    count: int = 2000,
+    seed: int = 0,
+    only: Sequence[str] = SECTIONS,
+    say: Callable[[str], None] = print,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> str:
     """Run the sections. Returns a report in Markdown.
 
@@ -273,6 +287,7 @@ def measure(
         models: folder with a folder for each checkpoint.
         count: problems a cell.
         say: called with lines of progress.
+        tell: called with the report so far, behind every section.
     """
     bench = Bench(models, count, seed, say)
     parts = [f"Measured on a toy, {count} held-out problems a cell, seed {seed}; ± is one standard error."]
@@ -281,6 +296,7 @@ def measure(
         say(name)
         section: Callable[[Bench], str] = _SECTIONS[name]
         parts.append(f"### {(section.__doc__ or name).splitlines()[0]}\n\n{section(bench)}")
+        tell("\n\n".join(parts) + "\n")
     parts.append(f"All of it took {(time.monotonic() - started) / 60:.0f} minutes.")
     return "\n\n".join(parts) + "\n"
 

@@ -235,7 +235,7 @@ def quiet_transformers() -> None:
     from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
-    hub_logging.set_verbosity_error()
+    hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     if not sys.stderr.isatty():
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -65,7 +65,7 @@ class Ballot:
             return Response(finish="error", error=came[0].error, cause=came[0].cause)
         voter = self.voter
         text, told = voter.plugin.combine(self.request, self.responses, self.readings, voter.params)
-        params = voter.params.model_dump(mode="json", exclude_unset=True)
+        params = voter.params.shown()
         return Response(
             text=text,
             prompt_tokens=sum(response.prompt_tokens for response in came),
@@ -83,14 +83,19 @@ class Voter:
     rest: Any
     """What steers each of the requests: the other plugins, in the caller's words, or ``"off"``."""
     label: str = ""
+    given: frozenset[str] = frozenset()
+    """Names of the parameters that the caller gave; the others are defaults."""
 
 
-def voter_of(steer: Any, fields: Mapping[str, Any] | None = None, *, prefix: str = "") -> Voter | None:
+def voter_of(
+    steer: Any, fields: Mapping[str, Any] | None = None, defaults: spec.Spec = (), *, prefix: str = ""
+) -> Voter | None:
     """The plugin that votes in what a caller asked for; None if none does.
 
     Args:
         steer: as in ``llm_steer.steer(model, ...)``, or JSON of it. Plugins that are not installed here are not looked at.
         fields: parameters that stand beside a single plugin's name, as HTTP carries them.
+        defaults: plugins that vote, with parameters over which the caller's are merged.
         prefix: how the caller spells ``fields`` in errors.
 
     Raises:
@@ -111,9 +116,11 @@ def voter_of(steer: Any, fields: Mapping[str, Any] | None = None, *, prefix: str
     if len(items) > 1 and fields:
         name, value = next(iter(fields.items()))
         raise SteerError(f"{prefix}{name}", value, 'inside a mapping {"name": ..., parameters} when several plugins steer')
-    (parsed,) = spec.parse(items[voters[0]], fields, prefix=prefix)
+    own = items[voters[0]]
+    (parsed,) = spec.parse(own, fields, defaults, prefix=prefix)
     rest: Sequence[Any] = [item for i, item in enumerate(items) if i != voters[0]]
-    return Voter(parsed.plugin, parsed.params, rest or spec.OFF, parsed.label)
+    given = frozenset(fields or ()) | frozenset(own if isinstance(own, Mapping) else ())
+    return Voter(parsed.plugin, parsed.params, rest or spec.OFF, parsed.label, given)
 
 
 def _votes(item: Any) -> bool:

@@ -121,7 +121,8 @@ class Engine(ABC):
 
         from llm_steer.engines.hf import HFEngine
 
-        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        given: Any = tokenizer
+        if not isinstance(given, PreTrainedTokenizerBase):
             valid = "the model's transformers tokenizer, as AutoTokenizer.from_pretrained gives it"
             raise SteerError("tokenizer", _shown(tokenizer), valid)
         return HFEngine(model, tokenizer, batch_size=batch_size)
@@ -172,7 +173,16 @@ class Engine(ABC):
         ``engine`` and ``model`` are always there. No address and no key of a server is in it."""
 
     def run(self, requests: Sequence[Request]) -> list[Response]:
-        """All responses, in the order of the requests."""
+        """All responses, in the order of the requests.
+
+        Raises:
+            SteerError: something in the list is no :class:`Request`.
+        """
+        given: Sequence[Any] = requests
+        for index, request in enumerate(given):
+            if not isinstance(request, Request):
+                valid = "a Request: Request(messages=[...]) or Request(prompt=...)"
+                raise SteerError(f"requests[{index}]", _shown(request), valid)
         responses: list[Response | None] = [None] * len(requests)
         with self.submit(requests) as stream:
             for index, response in stream:

@@ -146,6 +146,45 @@ def response_of(status: int, content: Any, seconds: float) -> Response:
     )
 
 
+class Gathered:
+    """The chat completion that a stream of server-sent events adds up to, complete or not."""
+
+    def __init__(self) -> None:
+        self._line = b""
+        self._fields: dict[str, Any] = {}
+        self._texts: dict[str, list[str]] = {}
+        self._logprobs: list[Any] = []
+        self._choice: dict[str, Any] = {}
+
+    def feed(self, part: bytes) -> None:
+        """Take bytes as they come, cut anywhere."""
+        *lines, self._line = (self._line + part).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data: {"):  # not the end mark
+                self._add(json.loads(line.removeprefix(b"data: ")))
+
+    def _add(self, event: dict[str, Any]) -> None:
+        self._fields |= {key: event[key] for key in ("error", "model", "usage") if event.get(key)}
+        for steering in event.get("steering") or ():
+            self._choice["steering"] = {key: value for key, value in steering.items() if key != "index"}
+        for choice in event.get("choices") or ():
+            for key in ("content", "reasoning", "reasoning_content"):
+                if text := (choice.get("delta") or {}).get(key):
+                    self._texts.setdefault(key, []).append(text)
+            self._logprobs += (choice.get("logprobs") or {}).get("content") or ()
+            if choice.get("finish_reason"):
+                self._choice["finish_reason"] = choice["finish_reason"]
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """As the body of an answer that is not streamed."""
+        if "error" in self._fields:
+            return self._fields
+        message = {"content": "", **{key: "".join(texts) for key, texts in self._texts.items()}}
+        logprobs = {"content": self._logprobs} if self._logprobs else None
+        return {**self._fields, "choices": [{**self._choice, "message": message, "logprobs": logprobs}]}
+
+
 def _logprob(logprobs: Any) -> float | None:
     if not logprobs:
         return None

@@ -296,11 +296,11 @@ def _body(server: _Server, request: Request) -> tuple[str, dict[str, Any]]:
     body.update(_steering(server, request))
     if request.prompt is not None:
         body["prompt"] = request.prompt if isinstance(request.prompt, str) else list(request.prompt)
-        if server.vllm:
+        if server.vllm and request.logprob:
             body["logprobs"] = 0
         return "/v1/completions", body
     body["messages"] = [dict(message) for message in request.messages or ()]
-    if server.vllm:
+    if server.vllm and request.logprob:
         body["logprobs"] = True
     if request.continues:
         body.update(add_generation_prompt=False, continue_final_message=True)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from llm_steer.engines import voting
@@ -76,7 +77,7 @@ class VLLMEngine(Engine):
             seed=sampling.seed,
             stop=list(sampling.stop),
             ignore_eos=sampling.ignore_eos,
-            logprobs=0,
+            logprobs=0 if request.logprob else None,
             output_kind=RequestOutputKind.DELTA,
             extra_args=extra or None,
         )
@@ -117,7 +118,7 @@ class _Running:
         self.began = time.perf_counter()
         self.text: list[str] = []
         self.ids: list[int] = []
-        self.logprob = 0.0
+        self.logprob: float | None = None
 
     def add(self, output: Any) -> None:
         (part,) = output.outputs
@@ -166,6 +167,7 @@ class _Stream(Stream):
         self._engine.abort(list(self.names.values()))
 
 
+@cache
 def _distribution() -> list[str]:
     """Names under which vLLM is installed: that of its CPU build is another one."""
     from importlib.metadata import packages_distributions

@@ -58,6 +58,7 @@ def request_of(body: Mapping[str, Any], original: Request, rest: Any) -> Request
         sampling=Sampling(**given),
         steer=rest if own is None else json.loads(own) if own[:1] in ("{", "[") else own,
         template=original.template if template is None else template,
+        logprob=original.logprob or bool(body.get("logprobs")),
         continues=bool(body.get("continue_final_message", original.continues)),
     )
 

@@ -11,45 +11,17 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from llm_steer.errors import MissingDependencyError, SteerError, UnsupportedError
+from llm_steer.sandbox import bubblewrap
+from llm_steer.sandbox.limits import LONGEST, Limits, Outcome
 from llm_steer.sandbox.module import WORKER, compiled, interpreter
 
 MOST = 32
 """Programs at once, unless :func:`allow` says otherwise; fewer where there are fewer cores."""
-LONGEST = 200_000
-"""Characters of a program."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one program may use. The interpreter itself takes 0.2e9 instructions to start."""
-
-    fuel: int = 6_000_000_000
-    """WebAssembly instructions, 1 to 2 seconds' worth. The same program always runs out at the same place."""
-    memory: int = 128 * 2**20
-    """Bytes."""
-    output: int = 64 * 1024
-    """Bytes of standard output and standard error together."""
-    wall: float = 20.0
-    """Seconds, after which the process is killed: what waits burns no fuel."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a program."""
-
-    status: Literal["ok", "error", "fuel", "output", "timeout", "crash"]
-    """``ok``: it ended with exit status 0; ``error``: with another one, as after an exception; ``fuel``, ``output``,
-    ``timeout``: a limit; ``crash``: the interpreter itself broke (stack overflow, abort)."""
-    stdout: str = ""
-    stderr: str = ""
-    fuel: int = 0
-    """Instructions that it took."""
-    seconds: float = 0.0
+Backend = Literal["wasm", "bubblewrap"]
 
 
 class _Worker:
@@ -110,8 +82,8 @@ class _Worker:
 
 
 class _Pool:
-    def __init__(self, parallel: int) -> None:
-        self.parallel = parallel
+    def __init__(self, parallel: int, backend: Backend = "wasm") -> None:
+        self.parallel, self.backend = parallel, backend
         self._free = threading.BoundedSemaphore(parallel) if parallel else None
         self._idle: list[_Worker] = []
         self._lock = threading.Lock()
@@ -119,6 +91,9 @@ class _Pool:
     def run(self, code: str, limits: Limits) -> Outcome:
         if self._free is None:
             raise UnsupportedError("running programs is off here; an operator turns it on by LLM_STEER_SANDBOX=4")
+        if self.backend == "bubblewrap":
+            with self._free:
+                return bubblewrap.run(code, limits)
         module = compiled()
         with self._free:
             worker = self._take(module)
@@ -175,14 +150,25 @@ def run(code: str, limits: Limits | None = None) -> Outcome:
     return _pool.run(code, limits or Limits())
 
 
-def allow(parallel: int) -> None:
-    """How many programs may run at once in this process; 0 for none. For whoever operates it, never for a request."""
+def allow(parallel: int, backend: Backend = "wasm") -> None:
+    """How many programs may run at once in this process; 0 for none. For whoever operates it, never for a request.
+
+    Args:
+        backend: ``wasm``, or ``bubblewrap``: this machine's Python in namespaces of its own.
+
+    Raises:
+        UnsupportedError: bubblewrap does not work here; says why.
+    """
     global _pool
     if parallel < 0:
         raise SteerError("parallel", parallel, "a number of programs, 0 for none")
-    if parallel != _pool.parallel:
+    if backend not in get_args(Backend):
+        raise SteerError("backend", backend, f"one of {', '.join(get_args(Backend))}")
+    if backend == "bubblewrap" and parallel and (reason := bubblewrap.problem()):
+        raise UnsupportedError(reason)
+    if (parallel, backend) != (_pool.parallel, _pool.backend):
         _pool.close()
-        _pool = _Pool(parallel)
+        _pool = _Pool(parallel, backend)
 
 
 def allowed() -> int:
@@ -192,6 +178,8 @@ def allowed() -> int:
 
 def available() -> bool:
     """Programs can run here: it is on, and what it takes is installed."""
+    if _pool.backend == "bubblewrap":
+        return _pool.parallel > 0
     try:
         interpreter()
     except (MissingDependencyError, UnsupportedError):
@@ -201,7 +189,8 @@ def available() -> bool:
 
 def warm_up() -> None:
     """Compile the interpreter now, if that has not been done on this machine."""
-    compiled()
+    if _pool.backend == "wasm":
+        compiled()
 
 
 def close() -> None:

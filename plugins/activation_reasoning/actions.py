@@ -46,8 +46,9 @@ class Actions:
 
     def __call__(
         self, wanted: torch.Tensor, position: torch.Tensor, slot: torch.Tensor, runs: Runs, owner: torch.Tensor
-    ) -> torch.Tensor:
-        """Strength of each action at each token: float32 ``[tokens, actions]``, 0 where it does not act or does not steer.
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Which actions act at each token, bool ``[tokens, actions]``, and how strongly: float32, 0 where one does not act
+        or does not steer.
 
         Args:
             wanted: bool ``[tokens, actions]``, the formula holds and the token is one at which actions may act.
@@ -65,7 +66,7 @@ class Actions:
             state[owner] = update
             state[-1] = nobody
         decayed = self._strength * self._decay ** age.clamp(min=0, max=2**20).float()
-        return torch.where(acting, decayed, 0.0)
+        return acting, torch.where(acting, decayed, 0.0)
 
 
 def conflicts(actions: Sequence[tuple[int, Action]]) -> torch.Tensor:

@@ -123,6 +123,9 @@ class _Trees:
 class Passed:
     """What is known of the tokens of a forward pass."""
 
+    slot: torch.Tensor
+    """int64 ``[tokens]``: nobody's for tokens that are fed again and known already."""
+
     runs: Runs
     """By request."""
     last: torch.Tensor
@@ -240,10 +243,10 @@ class Detector:
         Args:
             hidden: ``[tokens, hidden_size]``, behind the layer of the dictionaries.
         """
-        slot, position = tokens.slot, tokens.position
+        position = tokens.position
+        slot = self._unknown(tokens)
         mine = slot != self.nobody
-        same = torch.zeros_like(mine)
-        same[1:] = (slot[1:] == slot[:-1]) & (position[1:] == position[:-1] + 1)
+        same = _continued(slot, position)
         expected = self.next[slot, 0]
         runs = Runs.of(~same, position == expected)
         last = torch.ones_like(mine)
@@ -255,7 +258,7 @@ class Detector:
 
         ids = tokens.ids.clamp(min=-1)
         content = mine & ~torch.isin(ids, self._special)
-        events, scores, broken = self._events(hidden, ids, slot, runs, content & (position > 0), content)
+        events, scores, broken, recent = self._events(hidden, ids, slot, runs, content & (position > 0), content)
 
         # A sentence goes on until a token that ends it; the one behind begins the next.
         ends = self._ends[ids.clamp(min=0, max=len(self._ends) - 1)] & content
@@ -290,14 +293,22 @@ class Detector:
 
         sentence = torch.where(ends[:, None], -began - 2, began)  # negative: the next token begins another
         updates = (
-            where + 1, missed, runs.total(broken.to(torch.int64)[:, None], self.broken[slot]), sentence, self._recent,
+            where + 1, missed, runs.total(broken.to(torch.int64)[:, None], self.broken[slot]), sentence, recent,
             high, total, seen, last_true, chain, reset, peak, peak_at,
         )  # fmt: skip
         for state, update in zip(self._state, updates, strict=True):
             kept = state[self.nobody].clone()
             state[owner] = update.to(state.dtype)
             state[self.nobody] = kept
-        return Passed(runs, last, owner, facts)
+        return Passed(slot, runs, last, owner, facts)
+
+    def _unknown(self, tokens: Tokens) -> torch.Tensor:
+        """Slots, without tokens that come again from somewhere in the middle, as after a preemption where the blocks before
+        are in a cache. Who is fed again from the first token begins anew."""
+        index = torch.arange(len(tokens.slot), device=self.device)
+        start = torch.where(_continued(tokens.slot, tokens.position), 0, index).cummax(0).values
+        again = (tokens.position[start] > 0) & (tokens.position < self.next[tokens.slot, 0])
+        return torch.where(again, self.nobody, tokens.slot)
 
     def _events(
         self,
@@ -307,8 +318,8 @@ class Detector:
         runs: Runs,
         computed: torch.Tensor,
         content: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Which concepts are there at each token, their scores, and where hidden states are not finite."""
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Which concepts are there at each token, their scores, where hidden states are not finite, and the last ids."""
         count = len(ids)
         scores = torch.zeros(count, self._count, device=self.device)
         released = torch.zeros(count, self._count, dtype=torch.bool, device=self.device)
@@ -323,11 +334,17 @@ class Detector:
         above = torch.where(self._released, released, scores > self._token) & computed[:, None]
         scores = torch.where(computed[:, None], scores, float("nan"))
         if self._words is None:
-            self._recent = torch.full((count, 1), NONE, dtype=torch.int64, device=self.device)
-            return above, scores, broken
-        spelled, self._recent = self._words(ids, slot, runs, self._ids[slot])
+            return above, scores, broken, torch.full((count, 1), NONE, dtype=torch.int64, device=self.device)
+        spelled, recent = self._words(ids, slot, runs, self._ids[slot])
         events = torch.where(self._is_word, spelled & content[:, None], above)
-        return events, torch.where(self._is_word, spelled.float(), scores), broken
+        return events, torch.where(self._is_word, spelled.float(), scores), broken, recent
+
+
+def _continued(slot: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    """bool ``[tokens]``: the token follows the one before it in its request."""
+    same = torch.zeros_like(slot, dtype=torch.bool)
+    same[1:] = (slot[1:] == slot[:-1]) & (position[1:] == position[:-1] + 1)
+    return same
 
 
 class _Words:

@@ -12,17 +12,17 @@ BITS = 62
 
 
 class History:
-    """Positions at which the set of facts changed, and the set from there on.
+    """Positions at which the set of what is true changed, and the set from there on.
 
     Args:
-        facts: columns.
+        columns: of what can be true.
         num_slots: the last one is nobody's.
         device: where it lies.
     """
 
-    def __init__(self, facts: int, num_slots: int, device: torch.device) -> None:
-        self._facts = facts
-        self._words = max(-(-facts // BITS), 1)
+    def __init__(self, columns: int, num_slots: int, device: torch.device) -> None:
+        self._columns = columns
+        self._words = max(-(-columns // BITS), 1)
         self._shift = torch.arange(BITS, device=device)
         self._now = torch.zeros(num_slots, self._words, dtype=torch.int64, device=device)
         self._count = torch.zeros(num_slots, 1, dtype=torch.int64, device=device)
@@ -33,10 +33,10 @@ class History:
         self._count[slot] = 0
         self._log[slot] = NONE
 
-    def note(self, facts: torch.Tensor, position: torch.Tensor, slot: torch.Tensor, runs: Runs, owner: torch.Tensor) -> None:
-        """Take note of the facts ``[tokens, facts]`` of a forward pass."""
-        padded = torch.nn.functional.pad(facts, (0, self._words * BITS - self._facts))
-        bits = (padded.view(len(facts), self._words, BITS).to(torch.int64) << self._shift).sum(2)
+    def note(self, true: torch.Tensor, position: torch.Tensor, slot: torch.Tensor, runs: Runs, owner: torch.Tensor) -> None:
+        """Take note of what is true, ``[tokens, columns]``, in a forward pass."""
+        padded = torch.nn.functional.pad(true, (0, self._words * BITS - self._columns))
+        bits = (padded.view(len(true), self._words, BITS).to(torch.int64) << self._shift).sum(2)
         changed = (bits != runs.before(bits, self._now[slot], 0)).any(1)
         count = runs.total(changed.to(torch.int64)[:, None], self._count[slot])
         entry = (count[:, 0] - 1).clamp(min=0)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from llm_steer.artifact import HASH
 from llm_steer.errors import SteerError, UnsupportedError
 from llm_steer.plugin import Context, Plugin, Rows, Tokens
 
@@ -17,7 +18,8 @@ from .history import History
 from .logic.formula import Literal
 from .logic.reasoner import PackedReasoner
 from .logic.schedule import schedule
-from .params import ActivationReasoningParams, parse_program
+from .own import Own, OwnReasoner, check_own, compile_own, limits
+from .params import ActivationReasoningParams, digest_of, parse_program
 
 MAX_DOSE = 2.0
 """Largest sum of strengths: what is added is at most that many times as long as the hidden state."""
@@ -39,14 +41,16 @@ class ActivationReasoning(Plugin[ActivationReasoningParams]):
     Params: ClassVar = ActivationReasoningParams
     feedback = True
 
-    reads_prompt: ClassVar[bool] = True
-    """Prompt tokens must pass the layers, not come from a prefix cache: what is not seen is not detected."""
+    measures_logits = False
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        texts = list(dict.fromkeys(p.program for p in context.declared if isinstance(p, ActivationReasoningParams)))
+        given = [p for p in context.declared if isinstance(p, ActivationReasoningParams)]
+        texts = list(dict.fromkeys(text for p in given for text in (p.program, *(p.library or {}).values())))
         self._programs = [parse_program(text) for text in texts]
         self._number = {text: index for index, text in enumerate(texts)}
+        self._number |= {digest_of(text): index for text, index in self._number.items() if text is not None}
+        self._allowed = max((p.allow_rules for p in given), default=0)
         layers = {program.layer for program in self._programs if program.dictionary} or {0}
         if len(layers) > 1:
             raise UnsupportedError(
@@ -90,7 +94,12 @@ class ActivationReasoning(Plugin[ActivationReasoningParams]):
             self._reasoners.append(PackedReasoner(plan, facts, wanted, device))
             columns = [column for column, (n, _) in enumerate(literals) if n == number]
             self._columns.append(torch.tensor(columns, dtype=torch.int64, device=device))
-        self.history = History(len(literals), slots, device)
+        self._own: OwnReasoner | None = None
+        if self._allowed:
+            self._own = OwnReasoner(literals, acting, limits(programs, self._allowed), slots, device)
+        self._asked: dict[int, Own] = {}
+        """What the slots reason with whose requests bring rules or facts."""
+        self.history = History(len(literals) + len(acting), slots, device)
 
         steering = [(index, action) for index, (_, action) in enumerate(acting) if action.kind == "steer"]
         self._steering = torch.tensor([index for index, _ in steering], dtype=torch.int64, device=device)
@@ -117,6 +126,10 @@ class ActivationReasoning(Plugin[ActivationReasoningParams]):
     def first_steered(cls, params: ActivationReasoningParams, prompt_len: int) -> int | None:
         return prompt_len - 1
 
+    @classmethod
+    def reads_prompt(cls, params: ActivationReasoningParams) -> bool:
+        return params.reads_prompt is not False
+
     def layers(self) -> Collection[int]:
         return self._layers
 
@@ -128,12 +141,23 @@ class ActivationReasoning(Plugin[ActivationReasoningParams]):
                 raise SteerError("rules", params.rules, "one of the rules files that were named when the engine was started")
         if not self._built:
             return
+        self._admit_own(slot, number, params)
         self.detector.reset(slot)
         self._actions.reset(slot)
         self.history.reset(slot)
         self._program[slot] = number
         self._factor[slot] = params.strength if params is not None else 0.0
         self._doses[slot] = 0
+
+    def _admit_own(self, slot: int, number: int, params: ActivationReasoningParams | None) -> None:
+        """Rules and facts that are not a part of the program already."""
+        self._asked.pop(slot, None)
+        own = None
+        if params is not None and (params.program or "").startswith(HASH) and (params.extra_rules or params.facts):
+            check_own(self._programs[number], params.extra_rules, params.facts, self._allowed)
+            own = self._asked[slot] = compile_own(self._programs[number], params.extra_rules, params.facts)
+        if self._own is not None:
+            self._own.write(slot, number, own)
 
     # -- one forward pass -----------------------------------------------------------------------------------------------
 
@@ -156,22 +180,28 @@ class ActivationReasoning(Plugin[ActivationReasoningParams]):
 
     def _reason(self, hidden: torch.Tensor, tokens: Tokens) -> None:
         passed = self.detector(hidden, tokens)
-        program = self._program[tokens.slot]
+        slot = passed.slot
+        program = self._program[slot]
         facts = passed.facts & (self._own_facts == program[:, None])
         known, clash = [], []
         for reasoner, columns in zip(self._reasoners, self._columns, strict=True):
             conclusions, contradiction = reasoner(facts[:, columns])
             known.append(conclusions)
             clash.append(contradiction[:, None].expand_as(conclusions))
-        wanted = torch.cat(known, 1) & (~torch.cat(clash, 1) | self._ignores)
-        acts = (tokens.output_position >= -1) & (tokens.slot != self.context.nobody)
+        wanted, clashes = torch.cat(known, 1), torch.cat(clash, 1)
+        if self._own is not None:
+            mine, contradiction = self._own(facts, slot)
+            own = self._own.used[slot][:, None]
+            wanted, clashes = torch.where(own, mine, wanted), torch.where(own, contradiction, clashes)
+        wanted = wanted & (~clashes | self._ignores)
+        acts = (tokens.output_position >= -1) & (slot != self.context.nobody)
         wanted = wanted & (self._own_actions == program[:, None]) & acts[:, None]
-        strength = self._actions(wanted, tokens.position, tokens.slot, passed.runs, passed.owner)
-        self.history.note(facts, tokens.position, tokens.slot, passed.runs, passed.owner)
+        acting, strength = self._actions(wanted, tokens.position, slot, passed.runs, passed.owner)
+        self.history.note(torch.cat([facts, acting], 1), tokens.position, slot, passed.runs, passed.owner)
         if len(self._steering):
-            dose = (strength[:, self._steering] * self._factor[tokens.slot][:, None]).to(self._doses.dtype)
+            dose = (strength[:, self._steering] * self._factor[slot][:, None]).to(self._doses.dtype)
             place = tokens.position.clamp(min=0, max=self._doses.shape[1] - 1)
-            self._doses[tokens.slot, place] = dose
+            self._doses[slot, place] = dose
             self._doses[self.context.nobody] = 0
 
     def logits(self, logits: torch.Tensor, rows: Rows) -> None:
@@ -194,4 +224,5 @@ class ActivationReasoning(Plugin[ActivationReasoningParams]):
             return {}
         from .trace import trace
 
-        return trace(self._programs[number], number, slot, self.detector, self.history)
+        acting = [action for _, action in self._actions.actions]
+        return trace(self._programs[number], number, slot, self.detector, self.history, acting, self._asked.get(slot))

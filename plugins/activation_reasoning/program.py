@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llm_steer.artifact import Shelf
     from llm_steer.tokens import Vocabulary
 
-MAX_PIECES = 6
+MAX_PIECES = 8
 """Tokens of one word."""
 ENDS = (".", "!", "?")
 
@@ -95,6 +95,12 @@ class Program(_Part):
     @property
     def layers(self) -> list[int]:
         return sorted({self.layer, *(layer for action in self.actions for layer in action.layers)})
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Something at the prompt's tokens matters: a word may begin there and end in the output."""
+        pieces = max((len(ids) for spellings in self.words.values() for ids in spellings), default=1)
+        return any(d.scope != "output" for d in self.propositions) or (bool(self.propositions) and pieces > 1)
 
     def ruleset(self) -> RuleSet:
         return _ruleset(tuple(self.rules), self.semantics, tuple(self.subjects))

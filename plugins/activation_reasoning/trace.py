@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from .detection import Detector
 from .history import History
 from .logic.formula import Literal
-from .program import Program
+from .own import Own
+from .program import Action, Program
 from .scan import unordered
 
 MAX_ENTRIES = 64
 """Moments that are explained."""
 
 
-def trace(program: Program, number: int, slot: int, detector: Detector, history: History) -> dict[str, Any]:
-    """The trace of a request that has ended and still owns its slot."""
-    rules = program.ruleset()
+def trace(
+    program: Program,
+    number: int,
+    slot: int,
+    detector: Detector,
+    history: History,
+    actions: Sequence[Action],
+    own: Own | None,
+) -> dict[str, Any]:
+    """The trace of a request that has ended and still owns its slot.
+
+    Args:
+        actions: of the columns of ``history`` behind those of the facts.
+        own: what the request reasons with instead of the program's rules.
+    """
+    rules, given = (own.rules, set(own.given)) if own is not None else (program.ruleset(), set[Literal]())
     entries, count = history.entries(slot)
+    if given and (not entries or entries[0][0] > 0):
+        entries.insert(0, (0, []))  # they hold from the start
     propositions = []
     for column, (owner, detected) in enumerate(detector.order):
         if owner != number or detector.peak_at[slot, column] < 0:
@@ -32,24 +49,21 @@ def trace(program: Program, number: int, slot: int, detector: Detector, history:
                 "threshold": None if detected.pattern else detected.threshold,
             }
         )
-    moments = []
+    moments, width = [], len(detector.literals)
     before: set[Literal] = set()
     for position, columns in entries[:MAX_ENTRIES]:
-        facts = {detector.literals[column][1] for column in columns}
-        conclusions = set(rules.conclusions(facts))
+        facts = {detector.literals[column][1] for column in columns if column < width} | given
+        conclusions = {c for c in rules.conclusions(facts) if not c.atom.startswith('"action ')}
         contradiction = rules.proof_of_contradiction(facts)
-        shown = [c for c in conclusions if not c.atom.startswith('"action ')]
-        new = sorted(c for c in shown if c not in before)
-        proofs = (
-            rules.proofs(facts, [c for c in conclusions if c not in before and c not in facts]) if not contradiction else {}
-        )
+        new = sorted(c for c in conclusions if c not in before and c not in facts)
+        proofs = {} if contradiction else rules.proofs(facts, new)
         moments.append(
             {
                 "position": position,
                 "detected": sorted(str(fact) for fact in facts - before),
                 "ended": sorted(str(c) for c in before if c not in conclusions),
-                "concluded": [str(c) for c in new if c not in facts],
-                "actions": _actions(program, conclusions, bool(contradiction)),
+                "concluded": [str(c) for c in new],
+                "actions": [_shown(program, actions[c - width]) for c in columns if c >= width],
                 "contradiction": [step.to_json() for step in contradiction] if contradiction else None,
                 "proofs": {str(goal): [step.to_json() for step in proof] for goal, proof in sorted(proofs.items())},
             }
@@ -60,21 +74,12 @@ def trace(program: Program, number: int, slot: int, detector: Detector, history:
         "propositions": propositions,
         "moments": moments,
         "changes": count,
-        "missed_tokens": bool(detector.missed[slot, 0] > 0),
+        "missed_tokens": program.reads_prompt and bool(detector.missed[slot, 0] > 0),
         "broken_tokens": int(detector.broken[slot, 0]),
     }
 
 
-def _actions(program: Program, conclusions: set[Literal], contradiction: bool) -> list[dict[str, Any]]:
-    """The actions whose formula holds: what acts among those that exclude each other follows from their priorities."""
-    if contradiction and not program.ignores_contradiction:
-        return []
-    return [
-        {
-            "kind": action.kind,
-            "when": action.when,
-            **({"concept": program.concepts[action.concept]} if action.concept >= 0 else {}),
-        }
-        for action in program.actions
-        if Literal(action.atom, action.positive) in conclusions
-    ]
+def _shown(program: Program, action: Action) -> dict[str, Any]:
+    """``number`` is the action's place in the file."""
+    concept = {"concept": program.concepts[action.concept]} if action.concept >= 0 else {}
+    return {"number": program.actions.index(action), "kind": action.kind, "when": action.when, **concept}

@@ -13,10 +13,10 @@ from llm_steer.plugin import Context, Params, Plugin, Rows, Tokens
 from llm_steer.slots import SlotTable
 from llm_steer.tokens import Vocabulary
 
+from .sets import force
+
 MOST = 16
 NEVER = 2**40
-FORCE = 1e4
-"""Added to a logit, it leaves no other token a chance; a token that is masked stays so."""
 
 
 class BudgetForcingParams(Params):
@@ -80,10 +80,9 @@ class BudgetForcing(Plugin[BudgetForcingParams]):
         times = (self._forced[rows.slot] < position[:, None]).sum(1)
         held = rows.live & rows.thinking & (times < own["ignore"])
         forced = held & (logits.argmax(1) == own["end"])
-        end, word = own["end"][:, None], own["word"][:, None]
+        end = own["end"][:, None]
         logits.scatter_(1, end, logits.gather(1, end).masked_fill_(held[:, None], -torch.inf))
-        before = logits.gather(1, word)
-        logits.scatter_(1, word, torch.where(forced[:, None], before + FORCE, before))
+        force(logits, own["word"], forced)
         owner = torch.where(forced, rows.slot, self.context.nobody)
         self._forced[owner, torch.where(forced, times, MOST)] = torch.where(forced, position, NEVER)
 

@@ -13,8 +13,8 @@ from llm_steer.errors import SteerError
 from llm_steer.plugin import Context, Flag, Params, Plugin, Rows, Tokens
 from llm_steer.slots import SlotTable
 from llm_steer.tokens import Vocabulary
-from llm_steer.tracking import RING
 
+from .history import History, latest, runs
 from .sets import TokenSets
 
 
@@ -73,11 +73,10 @@ class Tip(Plugin[TipParams]):
         self._numbers = SlotTable(("alpha", "beta"), context.num_slots, context.device)
         self._flags = SlotTable(("steers", "from_output", "absolute"), context.num_slots, context.device, torch.bool)
         self._ids = TokenSets(context)
-        # (position, position of the last switch up to it) at [slot, position % RING]; output positions, -1 for none.
-        self._ring = torch.full((context.num_slots, RING, 2), -1, dtype=torch.int64, device=context.device)
+        self._last = History(context)  # output position of the last switch up to each
 
     def admit(self, slot: int, params: TipParams | None, prompt_ids: torch.Tensor) -> None:
-        self._ring[slot] = -1
+        self._last.clear(slot)
         if params is None:
             self._flags.write(slot)
             self._numbers.write(slot)
@@ -89,21 +88,18 @@ class Tip(Plugin[TipParams]):
 
     def step(self, tokens: Tokens) -> None:
         slot, position = tokens.slot, tokens.output_position
-        last, run_end = self._last_switch(tokens)
-        # Of a long run fed at once (after a preemption) only the end fits into the ring.
-        kept = (position >= 0) & (torch.arange(len(slot), device=slot.device) > run_end - RING)
-        owner = torch.where(kept, slot, self.context.nobody)
-        self._ring[owner, position % RING] = torch.stack([position, last], dim=1)
+        start, end = runs(tokens)
+        switch = latest(self._ids.contains(slot, tokens.ids) & (position >= 0))
+        carried = self._last.at(slot, position - 1)[start]
+        self._last.store(tokens, torch.where(switch >= start, position[switch], carried), end)
 
     def logits(self, logits: torch.Tensor, rows: Rows) -> None:
-        before = rows.output_position - 1
-        at, last = self._ring[rows.slot, before % RING].unbind(1)
-        delta, acts = self._offsets(rows, torch.where((at == before) & (before >= 0), last, -1))
+        delta, acts = self._offsets(rows, self._last.at(rows.slot, rows.output_position - 1))
         self._ids.add(logits, rows.slot, delta, acts)
 
     def finish(self, slot: int, tokens: Tokens, rows: Rows) -> dict[str, Any]:
         switch = self._ids.contains(tokens.slot, tokens.ids) & self._flags["steers"][slot]
-        upto = _latest(switch)
+        upto = latest(switch)
         delta, acts = self._offsets(rows, torch.cat([upto.new_full((1,), -1), upto])[: len(upto)])
         return {
             "steered_steps": int((acts & (delta != 0)).sum()),
@@ -125,23 +121,3 @@ class Tip(Plugin[TipParams]):
         runs = (from_output | rows.thinking) & ~rows.think_ended
         acts = flag["steers"] & rows.live & runs & (rows.output_position - start < number["beta"])
         return -number["alpha"], acts
-
-    def _last_switch(self, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
-        """For each token the output position of the last switch up to it, and the index of the last token of its run."""
-        slot, position = tokens.slot, tokens.output_position
-        first = torch.ones_like(tokens.thinking)
-        first[1:] = (slot[1:] != slot[:-1]) | (position[1:] != position[:-1] + 1) | (position[1:] == 0)
-        run = _latest(first)
-        event = _latest(self._ids.contains(slot, tokens.ids) & (position >= 0))
-        at, carried = self._ring[slot, (position - 1) % RING].unbind(1)
-        carried = torch.where((at == position - 1) & (position > 0), carried, -1)
-        last = torch.where(event >= run, position[event], carried[run])
-        ends = torch.ones_like(first)
-        ends[:-1] = first[1:]
-        run_end = len(slot) - 1 - _latest(ends.flip(0)).flip(0)
-        return last, run_end
-
-
-def _latest(flag: torch.Tensor) -> torch.Tensor:
-    """Index of the last True at or before each place; -1 where there is none."""
-    return torch.where(flag, torch.arange(len(flag), device=flag.device), -1).cummax(0).values

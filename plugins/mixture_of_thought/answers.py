@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from llm_steer.errors import SteerError
+from llm_steer.normal import Form
 
+LONGEST = 1000
+"""Characters of an answer that is compared by its value; longer ones are compared as they stand."""
 THREE = {"A": "True", "B": "False", "C": "Uncertain"}
 TWO = {"A": "True", "B": "False"}
 
@@ -36,8 +39,12 @@ _LETTER = re.compile(r"[(\[]\s*([A-Za-z])\s*[)\]]")
 _BARE = re.compile(
     r"\s*(?:(?:the|my)\s+)?(?:(?:final\s+)?answer\s*(?:is|:)?\s*)?(?:option\s+|choice\s+)?([A-Z])\s*[.):]?\s*", re.I
 )
-_OPTION_LINE = re.compile(r"^\s*[(\[]?([A-Z])[)\].:]\s*(\S.*?)\s*$", re.M)
-_OPTION_INLINE = re.compile(r"[(\[]([A-Z])[)\]]\s*(.+?)(?=\s*[,;]?\s*[(\[][A-Z][)\]]|$)", re.M)
+_OPTION_LINE = re.compile(r"^[^\S\n]*[(\[]?([A-Z])[)\].:][^\S\n]*(\S.*)$", re.M)
+_MARK = re.compile(r"[(\[]([A-Z])[)\]]")
+_CLAUSE_END = re.compile(r"[.;,\n]|$")
+_BRACE = re.compile(r"(\\boxed\s*)?([{}])")
+_NEAR = 80
+"""Characters before a verdict among which a negation of it is looked for."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +68,25 @@ def options_in(question: str) -> dict[str, str]:
     Raises:
         SteerError: there are not two, lettered from A on.
     """
-    for pattern in (_OPTION_LINE, _OPTION_INLINE):
-        found = dict(pattern.findall(question))
+    for listed in (_OPTION_LINE.findall(question), _inline(question)):
+        found = {letter: text.rstrip() for letter, text in listed}
         if len(found) >= 2 and list(found) == [chr(ord("A") + i) for i in range(len(found))]:
             return found
     raise SteerError("messages", question, 'a question that lists its options as (A), (B), ... with answers="choice"')
+
+
+def _inline(question: str) -> list[tuple[str, str]]:
+    """Options that follow one another in a line: what stands between two of their letters."""
+    marks = list(_MARK.finditer(question))
+    found = []
+    for mark, following in zip(marks, [*marks[1:], None], strict=False):
+        text = question[mark.end() : following.start() if following else None].strip()
+        text = text.partition("\n")[0].rstrip()
+        if following and text[-1:] in (",", ";"):
+            text = text[:-1].rstrip()
+        if text:
+            found.append((mark[1], text))
+    return found
 
 
 def read_choice(text: str, options: Mapping[str, str], *, truncated: bool = False) -> Answer:
@@ -88,6 +109,15 @@ def read_free(text: str, *, truncated: bool = False) -> Answer:
         if numbers:
             return Answer(numbers[-1], "number")
     return answer
+
+
+def groups(answers: Sequence[str]) -> list[str]:
+    """For each free answer the first one that equals it: by value if both are numbers, else by normal form, as in grading.
+
+    Symmetric and transitive, so that groups do not depend on the order in which answers came.
+    """
+    first: dict[str, str] = {}
+    return [first.setdefault(Form.of(a).value if len(a) <= LONGEST else a, a) for a in answers]
 
 
 def reference(text: str, tag: str) -> str:
@@ -114,17 +144,16 @@ def _after_thinking(text: str) -> str:
     return text.rpartition("</think>")[2]
 
 
-def _boxed(text: str) -> list[str]:
-    """Contents of every ``\\boxed{...}``, braces balanced."""
-    found = []
-    for match in re.finditer(r"\\boxed\s*\{", text):
-        depth = 1
-        for end in range(match.end(), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            if not depth:
-                found.append(text[match.end() : end].strip())
-                break
-    return found
+def _last_box(text: str) -> str | None:
+    """Content of the ``\\boxed{...}`` that opens last, of those whose braces are balanced."""
+    open_: list[int | None] = []
+    last: tuple[int, int] | None = None
+    for match in _BRACE.finditer(text):
+        if match[2] == "{":
+            open_.append(match.end() if match[1] else None)
+        elif open_ and (start := open_.pop()) is not None:
+            last = max(last or (start, 0), (start, match.start()))
+    return text[slice(*last)].strip() if last else None
 
 
 def _read(text: str, choose: Choose, truncated: bool) -> Answer:
@@ -137,11 +166,11 @@ def _read(text: str, choose: Choose, truncated: bool) -> Answer:
         tagged = [text.rpartition("<answer>")[2]]
     for body in tagged:
         if body.strip():
-            inner = _boxed(body)
-            answer = choose(inner[-1] if inner else body)
+            inner = _last_box(body)
+            answer = choose(body if inner is None else inner)
             return Answer(answer.value, "tagged") if answer.value is not None else answer
-    if boxes := _boxed(text):
-        answer = choose(boxes[-1])
+    if (box := _last_box(text)) is not None:
+        answer = choose(box)
         return Answer(answer.value, "boxed") if answer.value is not None else answer
     if stated := [match[1] for line in text.splitlines() if (match := _STATED.search(line))]:
         answer = choose(stated[-1])
@@ -219,9 +248,12 @@ class _Chooser:
             return sorted(found)
         blank = list(text)
         if "uncertain" in self.verdicts:
+            stop = 0
             for match in _UNDECIDABLE.finditer(text):
+                if match.start() < stop:
+                    continue
                 # "cannot be determined to be true": the rest of the clause names what cannot be.
-                end = re.compile(r"[.;,\n]|$").search(text, match.end())
+                end = _CLAUSE_END.search(text, match.end())
                 stop = end.start() if end else len(text)
                 found.append((match.start(), self.verdicts["uncertain"]))
                 blank[match.start() : stop] = " " * (stop - match.start())
@@ -230,7 +262,7 @@ class _Chooser:
             r"\b(true|false|uncertain|unknown|undetermined|indeterminate|undecided|inconclusive)\b", rest, re.I
         ):
             word = _SYNONYMS.get(match[1].lower(), match[1].lower())
-            if word in self.verdicts and not _NEGATION.search(rest[: match.start()]):
+            if word in self.verdicts and not _NEGATION.search(rest, max(match.start() - _NEAR, 0), match.start()):
                 found.append((match.start(), self.verdicts[word]))
         return sorted(found)
 

@@ -134,6 +134,10 @@ class MixtureOfThoughtParams(Params):
         """Only a host that steers tokens calls this."""
         raise SteerError("steer", "mixture_of_thought", ASKED)
 
+    def shown(self) -> dict[str, Any]:
+        """Without the folder: it says nothing elsewhere, and is the operator's."""
+        return self.model_dump(mode="json", exclude_unset=True, exclude={"prompts"})
+
     @property
     def order(self) -> list[Modality]:
         """Modalities, the most trusted first."""

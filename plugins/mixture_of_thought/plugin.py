@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llm_steer.plugins.mixture_of_thought import answers, prompts
-from llm_steer.plugins.mixture_of_thought.equivalence import groups
-from llm_steer.plugins.mixture_of_thought.modalities import CHECKS, TAGS, Check
+from llm_steer.plugins.mixture_of_thought.modalities import CHECKS, TAGS, Check, Checker
 from llm_steer.plugins.mixture_of_thought.params import MixtureOfThoughtParams, Modality
 from llm_steer.plugins.mixture_of_thought.vote import Pending, Vote, decided, scores, winner
 
@@ -39,6 +38,9 @@ class MixtureOfThought(Plugin[MixtureOfThoughtParams]):
     summary = "Asks in words, as a program and by a truth table, verifies, and votes."
     Params: ClassVar[type[MixtureOfThoughtParams]] = MixtureOfThoughtParams
     votes = True
+
+    checks: ClassVar[Mapping[str, Checker]] = CHECKS
+    """How a response of each modality is checked; a subclass can put its own here."""
 
     @classmethod
     def expand(cls, request: Mapping[str, Any], params: MixtureOfThoughtParams) -> list[dict[str, Any]]:
@@ -88,7 +90,7 @@ class MixtureOfThought(Plugin[MixtureOfThoughtParams]):
             said = answers.read_free(response.text, truncated=truncated)
         else:
             said = answers.read_choice(response.text, options, truncated=truncated)
-        check = CHECKS[modality](response.text, options) if _checks(modality, params) else Check(None, "off")
+        check = cls.checks[modality](response.text, options) if _checks(modality, params) else Check(None, "off")
         return {**told, **_judged(said, check, params)}
 
     @classmethod
@@ -194,7 +196,7 @@ def _judged(said: answers.Answer, check: Check, params: MixtureOfThoughtParams) 
 
 
 def _same(one: str, other: str) -> bool:
-    return len(set(groups([one, other]))) == 1
+    return len(set(answers.groups([one, other]))) == 1
 
 
 def _weight(modality: Modality, params: MixtureOfThoughtParams, *, verified: bool) -> float:
@@ -205,7 +207,7 @@ def _votes(readings: Sequence[Mapping[str, Any] | None], params: MixtureOfThough
     cast = [(i, r) for i, r in enumerate(readings) if r is not None and r["answer"] is not None]
     named = [reading["answer"] for _, reading in cast]
     if params.answers == "free":
-        named = groups(named)
+        named = answers.groups(named)
     return [
         Vote(
             answer,

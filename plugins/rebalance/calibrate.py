@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 States = Literal["first", "delimiter"]
-"""Where the hidden states of a step are read: at its first token, as in the released code, or at the delimiter before it,
-where the vector will be added."""
+"""Where the hidden states of a step are read: at the delimiter before it, where the vector will be added, or at its first
+token, as in the released code."""
 
 OUTPUTS, REPORT = "outputs.jsonl", "report.json"
 HELD_OUT = 5
@@ -35,12 +35,16 @@ HELD_OUT = 5
 SAMPLE = 2000
 """Steps whose hidden states are held in memory, for choosing the layer and for the check; class means use all."""
 FOLDS = 5
-PENALTIES = (1e-3, 1e-2, 1e-1, 1.0)
+PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 """Of the ridge regression, in units of the mean eigenvalue."""
+SURE = 2.0
+"""Standard errors by which a layer must do better than chance to be chosen."""
 CEILING = 0.1
 """Coefficient in the under-thinking corner, as in every published calibration."""
 REACH = 0.9
 """The over-thinking floor moves this share of the over-thinking steps to the mean of the others, or beyond."""
+MOST = 0.5
+"""The over-thinking floor adds at most this times the norm of the stream; amplitudes are shrunk together to that."""
 
 
 @dataclass(frozen=True)
@@ -215,32 +219,46 @@ def read_states(
     return moments
 
 
-def ridge_r2(states: NDArray[np.float32], target: NDArray[np.float64], groups: Sequence[int]) -> float:
-    """Cross-validated R^2 of a ridge regression, no group on both sides of a split; the best of a few penalties.
+def ridge_r2(states: NDArray[np.float32], target: NDArray[np.float64], groups: Sequence[int]) -> tuple[float, float]:
+    """Cross-validated R^2 of a ridge regression on standardised states, no group on both sides of a split; the best of a few
+    penalties.
 
     Args:
         states: ``[n, hidden]``.
         target: ``[n]``.
         groups: of each row.
+
+    Returns:
+        R^2 against the mean of each training side, and its standard error over groups; NaN where there is nothing to tell.
     """
     fold = np.asarray([int(hashlib.sha256(str(group).encode()).hexdigest(), 16) % FOLDS for group in groups])
-    errors = np.zeros(len(PENALTIES))
-    total = 0.0
-    x = states.astype(np.float64)
+    base = np.zeros(len(target))
+    errors = np.zeros((len(PENALTIES), len(target)))
     for held in range(FOLDS):
         test, train = fold == held, fold != held
         if not test.any() or train.sum() < 2:
             continue
-        center, mean = x[train].mean(0), target[train].mean()
-        a, b = x[train] - center, x[test] - center
-        gram, cross = a @ a.T, b @ a.T
+        x = states[train].astype(np.float64)
+        center, scale, mean = x.mean(0), x.std(0).clip(1e-12), target[train].mean()
+        a, b = (x - center) / scale, (states[test] - center) / scale
+        base[test] = (target[test] - mean) ** 2
+        wide = a.shape[1] > a.shape[0]
+        gram = a @ a.T if wide else a.T @ a
         values, vectors = np.linalg.eigh(gram)
-        rotated = vectors.T @ (target[train] - mean)
+        seen = b @ a.T @ vectors if wide else b @ vectors
+        rotated = vectors.T @ (target[train] - mean if wide else a.T @ (target[train] - mean))
+        unit = values.sum() / len(gram)
         for index, penalty in enumerate(PENALTIES):
-            weights = vectors @ (rotated / (values.clip(0) + penalty * np.trace(gram) / len(gram)))
-            errors[index] += float(((target[test] - mean - cross @ weights) ** 2).sum())
-        total += float(((target[test] - mean) ** 2).sum())
-    return float(1 - errors.min() / total) if total else math.nan
+            guess = seen @ (rotated / (values.clip(0) + penalty * unit).clip(1e-12))
+            errors[index, test] = (target[test] - mean - guess) ** 2
+    total = base.sum()
+    if not total:
+        return math.nan, math.nan
+    error = errors[errors.sum(1).argmin()]
+    r2 = 1 - error.sum() / total
+    # A ratio of sums over groups: its error is that of the sum of what is left of each group's numerator.
+    own = np.bincount(np.unique(groups, return_inverse=True)[1], base - error - r2 * base)
+    return float(r2), float(math.sqrt((own**2).sum()) / total)
 
 
 def auc(high: NDArray[np.float64], low: NDArray[np.float64]) -> tuple[float, float]:
@@ -255,6 +273,56 @@ def auc(high: NDArray[np.float64], low: NDArray[np.float64]) -> tuple[float, flo
     return area, math.sqrt(max(error, 0.0) / (len(high) * len(low)))
 
 
+@dataclass(frozen=True)
+class Layers:
+    """How the layers compare, on problems that a fit did not see. Numbers by layer, the last left out: what is added behind
+    it changes no later token."""
+
+    r2: list[float]
+    """How well the states tell the confidence of the coming step."""
+    r2_error: list[float]
+    auc: list[float]
+    """How well projections on the difference of class means tell the two kinds of steps apart: one half is chance."""
+    auc_error: list[float]
+
+    @classmethod
+    def of(cls, moments: Moments, num_layers: int) -> Layers:
+        states = torch.stack([state for state, _ in moments.sample[False]])
+        steps = [step for _, step in moments.sample[False]]
+        target = np.asarray([step.confidence for step in steps])
+        groups = [step.problem for step in steps]
+        direction = moments.direction()
+        told = [
+            (
+                *ridge_r2(states[:, layer].float().numpy(), target, groups),
+                *auc(*(along(moments.sample[True], direction[layer], layer, kind) for kind in (True, False))),
+            )
+            for layer in range(max(num_layers - 1, 1))
+        ]
+        return cls(*(list(column) for column in zip(*told, strict=True)))
+
+    def better_than_chance(self, layer: int) -> bool:
+        """By both measures; layers that were not measured are not."""
+        return (
+            layer < len(self.r2)
+            and self.r2[layer] - SURE * self.r2_error[layer] > 0
+            and self.auc[layer] - SURE * self.auc_error[layer] > 0.5
+        )
+
+    @property
+    def best(self) -> int | None:
+        """The layer with the highest R^2, of those that do better than chance."""
+        return max(filter(self.better_than_chance, range(len(self.r2))), key=self.r2.__getitem__, default=None)
+
+
+def along(
+    kept: Iterable[tuple[torch.Tensor, Labelled]], vector: torch.Tensor, layer: int, over: bool
+) -> NDArray[np.float64]:
+    """Projections of the states of one kind of steps on a vector, in units of it."""
+    length = float(vector @ vector)
+    return np.asarray([float(state[layer].double() @ vector) / length for state, step in kept if step.over is over])
+
+
 def build(
     identity: ModelIdentity,
     thresholds: Thresholds,
@@ -262,35 +330,31 @@ def build(
     mode: Mode,
     calibration: dict[str, str | int | float | None],
     layer: int | None = None,
-) -> tuple[Artifact, dict[str, Any]]:
+) -> tuple[Artifact | None, dict[str, Any]]:
     """The artifact, and what the report tells about it.
 
-    The layer is the one whose states tell the confidence of the coming step best; the last is left out, since what is added
-    behind it changes no later token. Amplitudes, in units of the vector: ``low`` moves the mean of the over-thinking steps
-    onto that of the others; ``floor`` moves nine tenths of them there or beyond.
+    The layer is :attr:`Layers.best`. Amplitudes, in units of the vector: ``low`` moves the mean of the over-thinking steps
+    onto that of the others; ``floor`` moves nine tenths of them there or beyond; both less where the floor would add more
+    than half the norm of the stream.
 
     Args:
         layer: behind this layer, instead of choosing.
+
+    Returns:
+        No artifact where no layer is better than chance.
     """
-    states = torch.stack([state for state, _ in moments.sample[False]])
-    steps = [step for _, step in moments.sample[False]]
-    target = np.asarray([step.confidence for step in steps])
-    groups = [step.problem for step in steps]
-    candidates = range(max(identity.num_layers - 1, 1))
-    scores = [ridge_r2(states[:, index].float().numpy(), target, groups) for index in candidates]
-    chosen = int(np.nanargmax(scores)) if layer is None else layer
+    layers = Layers.of(moments, identity.num_layers)
+    curves = {name: [_number(value) for value in values] for name, values in vars(layers).items()}
+    counts = {"steps": moments.seen, "over": moments.counts[True], "under": moments.counts[False]}
+    chosen = layers.best if layer is None else layer
+    if chosen is None:
+        return None, {"notes": [NO_LAYER], "layer": None, **curves, **counts}
     vector = moments.direction()[chosen]
-    length = float(vector @ vector)
-
-    def along(kept: Iterable[tuple[torch.Tensor, Labelled]], over: bool) -> NDArray[np.float64]:
-        own = [state[chosen].double() @ vector for state, step in kept if step.over is over]
-        return np.asarray([float(value) / length for value in own])
-
-    reach = float(np.quantile(along(moments.sample[False], True), REACH) - along(moments.sample[False], False).mean())
-    constants = Constants(**asdict(thresholds), low=-1.0, floor=-max(reach, 1.0), ceiling=CEILING)
-    over, under = along(moments.sample[True], True), along(moments.sample[True], False)
-    area, error = auc(over, under)
-    dose = math.sqrt(length) / float(moments.mean_norm[chosen])
+    dose = float(vector.norm()) / float(moments.mean_norm[chosen])
+    learnt = {over: along(moments.sample[False], vector, chosen, over) for over in (True, False)}
+    reach = max(float(np.quantile(learnt[True], REACH) - learnt[False].mean()), 1.0)
+    shrink = min(MOST / (reach * dose), 1.0)
+    constants = Constants(**asdict(thresholds), low=-shrink, floor=-shrink * reach, ceiling=shrink * CEILING)
     description = Description(
         method="rebalance",
         model=identity,
@@ -307,26 +371,29 @@ def build(
             "steps": moments.seen,
         },
     )
-    notes, most = [], -constants.floor * dose
-    if layer is None and max(scores) <= 0:
-        notes.append("no layer tells the confidence of the coming step: the choice means little; compare layers on problems")
-    if most > 1:
-        notes.append(f"the floor adds {most:.1f} times the norm of the stream: try a strength below {1 / most:.2g}")
-    if not area - 2 * error > 0.5:
-        notes.append("on problems held out, the vector does not clearly tell the two kinds of steps apart")
+    notes = []
+    if not layers.better_than_chance(chosen):
+        notes.append("the layer that was asked for is not shown to be better than chance on problems held out")
+    if shrink < 1:
+        notes.append(f"amplitudes are {shrink:.2g} of what moves the classes: the floor may add {MOST} of the stream's norm")
+    held = {over: along(moments.sample[True], vector, chosen, over) for over in (True, False)}
+    area, error = auc(held[True], held[False])
     report = {
         "notes": notes,
         "layer": chosen,
-        "r2": scores,
+        **curves,
         "constants": vars(constants),
-        "norm": math.sqrt(length),
+        "norm": float(vector.norm()),
         "relative_dose": dose,
-        "steps": moments.seen,
-        "over": moments.counts[True],
-        "under": moments.counts[False],
-        "held_out": {"over": len(over), "under": len(under), "auc": _number(area), "error": _number(error)},
+        "floor_dose": -constants.floor * dose,
+        **counts,
+        "held_out": {"over": len(held[True]), "under": len(held[False]), "auc": _number(area), "error": _number(error)},
     }
     return Artifact(description, {"vector": vector.float()}), report
+
+
+NO_LAYER = "no layer is better than chance, on problems held out, both at telling the confidence of the coming step and at "
+NO_LAYER += "telling the two kinds of steps apart"
 
 
 def _number(value: float) -> float | None:
@@ -341,7 +408,7 @@ def run(
     settings: Settings,
     mode: Mode,
     *,
-    states: States = "first",
+    states: States = "delimiter",
     layer: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]:
@@ -354,6 +421,9 @@ def run(
 
     Returns:
         The report.
+
+    Raises:
+        SteerError: there is too little to learn from, or nothing was learnt: the report is written, no artifact is.
     """
     from llm_steer.tokens import Vocabulary
 
@@ -376,15 +446,18 @@ def run(
         "top_p": settings.top_p,
     }
     artifact, report = build(identity, thresholds, moments, mode, facts, layer)
-    artifact.save(folder)
+    if artifact is not None:
+        artifact.save(folder)
     confidences = [step.confidence for output in outputs for step in output.steps(mode, everywhere)]
     report |= {
         "mode": mode,
         "states": states,
-        "artifact": artifact.content_hash,
+        "artifact": None if artifact is None else artifact.content_hash,
         "problems": len(outputs),
         "tokens": sum(len(output.ids) for output in outputs),
         "confidence": np.quantile(confidences, np.linspace(0, 1, 21)).tolist(),
     }
     (folder / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    if artifact is None:
+        raise SteerError("layer", None, f"given, if there must be an artifact: {NO_LAYER} (curves: {folder / REPORT})")
     return report

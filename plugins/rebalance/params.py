@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 METHOD = "rebalance"
 """What artifacts must be made for."""
 MAX_WINDOW = 8
+NO_WINDOW = "left out with mode='reference', which takes the last two steps"
 
 
 class RebalanceParams(Params):
@@ -27,9 +28,10 @@ class RebalanceParams(Params):
     artifact: Annotated[str, Field(min_length=1, max_length=4096)]
     """The calibrated vector and its constants: name of an artifact on the server; in Python also its folder, or a
     repository of the Hugging Face hub. Where steering is carried out, ``sha256:`` and its content hash."""
-    mode: Literal["reference", "paper"] = "reference"
-    """``reference``: the released code for Qwen2 (arithmetic mean of a step's confidence, variance over two steps, its
-    control curve). ``paper``: geometric mean, variance over ``window`` steps, the paper's control curve."""
+    mode: Literal["auto", "reference", "paper"] = "auto"
+    """``auto``: as the artifact was calibrated. ``reference``: the released code for Qwen2 (arithmetic mean of a step's
+    confidence, variance over two steps, its control curve). ``paper``: geometric mean, variance over ``window`` steps, the
+    paper's control curve."""
     strength: Annotated[float, Field(ge=0, le=100)] = 1.0
     """Multiplies every coefficient, in [0, 100]; 1 is as calibrated."""
     initial: Annotated[float, Field(ge=-100, le=100)] | None = None
@@ -47,7 +49,7 @@ class RebalanceParams(Params):
     @model_validator(mode="after")
     def _check_together(self) -> RebalanceParams:
         if self.mode == "reference" and self.window != 2:
-            raise ValueError("window: left out with mode='reference', which takes the last two steps")
+            raise ValueError(f"window: {NO_WINDOW}")
         return self
 
     def resolve(self, vocabulary: Vocabulary | None, shelf: Shelf | None = None) -> RebalanceParams:
@@ -72,10 +74,14 @@ class RebalanceParams(Params):
         largest = max(map(abs, (constants.low, constants.floor, constants.ceiling, initial)))
         dose = artifact.description.relative_dose
         check_dose("strength", self.strength, artifact.vector() * largest, None if dose is None else dose * largest)
-        made_in = artifact.description.calibration.get("mode", self.mode)
-        if made_in != self.mode:
-            warnings = [*warnings, f"calibrated with mode {made_in!r}, used with {self.mode!r}"]
+        made_in = artifact.description.calibration.get("mode")
+        mode = self.mode if self.mode != "auto" else "paper" if made_in == "paper" else "reference"
+        if made_in not in (None, mode):
+            warnings = [*warnings, f"calibrated with mode {made_in!r}, used with {mode!r}"]
+        if mode == "reference" and self.window != 2:
+            raise SteerError("window", self.window, NO_WINDOW)
         update |= {
+            "mode": mode,
             "artifact": HASH + artifact.content_hash,
             "initial": initial,
             "layers": [artifact.behind],

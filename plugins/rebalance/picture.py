@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,17 @@ def draw(report: dict[str, Any], path: Path) -> None:
         left.axvline(value, linestyle="--", color="grey")
         left.text(value, 0.02, f" {name} {value:.3f} ", ha=side)
     left.set(xlabel="confidence of a step", ylabel="share of steps below", title=f"{report['steps']} steps")
-    middle.plot(range(len(report["r2"])), report["r2"], marker="o")
+    for name, shown in (("r2", "R², confidence of the coming step"), ("auc", "AUC, the two kinds of steps")):
+        middle.errorbar(
+            range(len(report[name])),
+            [math.nan if value is None else value for value in report[name]],
+            [value or 0.0 for value in report[f"{name}_error"]],
+            marker="o",
+            label=shown,
+        )
+    middle.legend()
     middle.axvline(report["layer"], linestyle="--", color="grey")
-    middle.set(
-        xlabel="behind layer", ylabel="R², by problem", title=f"confidence of the coming step: layer {report['layer']}"
-    )
+    middle.set(xlabel="behind layer", ylabel="on problems held out", title=f"layer {report['layer']}")
     confidence, variance, values = surface(constants, report["mode"])
     limit = max(abs(constants.low), abs(constants.floor), constants.ceiling)
     image = right.pcolormesh(confidence, variance, values, cmap="coolwarm", vmin=-limit, vmax=limit, shading="nearest")

@@ -189,7 +189,10 @@ class Rebalance(Plugin[RebalanceParams]):
         much, ``coefficients``; ``steps`` that ended and the ``confidences`` of the first 1,024."""
         added = self._added[slot, : max(len(tokens.ids), 1)]  # the last token was never fed
         positions = added.nonzero().flatten()
-        steps = int(self._steps[slot])
+        ends = tokens.boundary[:-1].clone()
+        ends[1:] &= ~tokens.boundary[:-2]
+        # A host may have fed more than what became the output; what it starts with ends no step.
+        steps = min(int(self._steps[slot]), int(ends[1:].sum()))
         return {
             "steps": steps,
             "steered_steps": len(positions),

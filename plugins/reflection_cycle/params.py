@@ -37,13 +37,16 @@ SHAPED_BY = {
     "constant": {"amplitude"},
     "silver": {"amplitude"},
     "piecewise": {"points"},
+    "shuffled": {"amplitude", "period", "phase", "shuffle_seed"},
 }
 """Which of the fields that describe a wave each schedule reads."""
 
 
 MAX_IDS = 1024
+MAX_SHUFFLED = 8192
+"""Longest period that is shuffled."""
 
-SHAPE = ("amplitude", "period", "phase", "points")
+SHAPE = ("amplitude", "period", "phase", "points", "shuffle_seed")
 
 
 def _pairs(value: Any) -> Any:
@@ -71,7 +74,7 @@ class ReflectionCycleParams(Params):
     """Length of the wave in tokens, at least 0.01; need not be whole."""
     phase: Annotated[float, Field(ge=-1, le=1)] = 0.0
     """Shift as a fraction of a period, in [-1, 1]; 0 promotes reflection first."""
-    schedule: Literal["triangular", "constant", "linear_decay", "cosine", "silver", "piecewise"] = "triangular"
+    schedule: Literal["triangular", "constant", "linear_decay", "cosine", "silver", "piecewise", "shuffled"] = "triangular"
     """Form of the wave."""
     points: (
         Annotated[
@@ -82,6 +85,8 @@ class ReflectionCycleParams(Params):
         | None
     ) = None
     """For the piecewise schedule: pairs (t, offset), t increasing, offsets in [-100, 100]; linear in between."""
+    shuffle_seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """For the shuffled schedule: which order the offsets of a period come in, the same in every period; 0 if left out."""
     window: (
         Annotated[
             list[Annotated[list[Position], Field(min_length=2, max_length=2)]],
@@ -129,6 +134,8 @@ class ReflectionCycleParams(Params):
                 raise ValueError("points: pairs (t, offset) with t at least 0, below 2147483648 and strictly increasing")
             if max(map(abs, offsets)) > 100:
                 raise ValueError("points: pairs (t, offset) with offsets between -100 and 100")
+        if self.schedule == "shuffled" and not (self.period.is_integer() and self.period <= MAX_SHUFFLED):
+            raise ValueError(f"period: a whole number of tokens, at most {MAX_SHUFFLED}, with schedule='shuffled'")
         if self.window and any(end <= start for start, end in self.window):
             raise ValueError("window: pairs (start, end) with start below end")
         if self.words == [] and not self.token_ids:
@@ -137,7 +144,7 @@ class ReflectionCycleParams(Params):
 
     @classmethod
     def inherit(cls, defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-        """Another preset starts from its own defaults, another schedule from its own amplitude, period, phase and points;
+        """Another preset starts from its own defaults, another schedule from its own form (amplitude, period, phase ...);
         own token_ids replace inherited words, and vice versa."""
 
         def differs(name: str) -> bool:

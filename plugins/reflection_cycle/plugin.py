@@ -13,7 +13,7 @@ from llm_steer.slots import RaggedTable, SlotTable
 from . import schedule
 from .params import ReflectionCycleParams
 
-KINDS = (*schedule.WAVES, "piecewise")
+KINDS = (*schedule.WAVES, "piecewise", "shuffled")
 
 NOTHING = 1e-9
 """An offset that small is a rounded zero: the wave crosses it without having steered."""
@@ -44,6 +44,7 @@ class ReflectionCycle(Plugin[ReflectionCycleParams]):
         self._ids = RaggedTable(context.num_slots, 1, context.device, torch.int64)
         self._window = _pairs(context, 1)
         self._points = _pairs(context, 2)
+        self._order = RaggedTable(context.num_slots, 1, context.device, torch.int64)
 
     def admit(self, slot: int, params: ReflectionCycleParams | None, prompt_ids: torch.Tensor) -> None:
         if params is not None:
@@ -77,6 +78,8 @@ class ReflectionCycle(Plugin[ReflectionCycleParams]):
             table.write(slot, [pair[column] for pair in params.window or [[0, 0]]])
         for column, table in enumerate(self._points):
             table.write(slot, [pair[column] for pair in params.points or [[0.0, 0.0]]])
+        if params.schedule == "shuffled":
+            self._order.write(slot, schedule.shuffled_order(int(params.period), params.shuffle_seed or 0))
 
     def _check(self, params: ReflectionCycleParams) -> None:
         if not params.token_ids or params.origin == "auto":
@@ -115,10 +118,13 @@ class ReflectionCycle(Plugin[ReflectionCycleParams]):
             if kind not in self._in_use:
                 continue
             # Meaningless for rows of another kind, which are overwritten, and for those that do not steer.
+            form = (number["amplitude"], number["period"], number["phase"])
             if kind == "piecewise":
                 value = schedule.piecewise(t, *(table.rows(rows.slot) for table in self._points))
+            elif kind == "shuffled":
+                value = schedule.shuffled(t, *form, self._order.rows(rows.slot))
             else:
-                value = schedule.WAVES[kind](t, number["amplitude"], number["period"], number["phase"])
+                value = schedule.WAVES[kind](t, *form)
             delta = value if delta is None else torch.where(number["kind"] == index, value, delta)
         return torch.zeros_like(t) if delta is None else torch.where(acts, delta, 0.0), acts
 

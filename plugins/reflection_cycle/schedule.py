@@ -7,6 +7,7 @@ offset ``[rows]``.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 
 import torch
@@ -61,6 +62,23 @@ def piecewise(t: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor
     return y0 + (y1 - y0) * share
 
 
+def shuffled(
+    t: torch.Tensor, amplitude: torch.Tensor, period: torch.Tensor, phase: torch.Tensor, order: torch.Tensor
+) -> torch.Tensor:
+    """The triangular wave's offsets in another order: what a wave is worth for coming in this one.
+
+    Args:
+        order: int64 ``[rows, longest period]``, for each token of a period (a whole number) the one whose offset it gets.
+    """
+    step = torch.remainder(t, period.clamp(min=1)).to(torch.int64).clamp(max=order.shape[1] - 1)  # nobody has period 0
+    return triangular(order.gather(1, step[:, None])[:, 0].to(t.dtype), amplitude, period, phase)
+
+
+def shuffled_order(period: int, seed: int) -> list[int]:
+    """The order for one period."""
+    return random.Random(seed).sample(range(period), period)
+
+
 WAVES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "triangular": triangular,
     "constant": constant,
@@ -68,4 +86,4 @@ WAVES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tenso
     "cosine": cosine,
     "silver": silver,
 }
-"""The schedules that amplitude, period and phase describe; ``piecewise`` is described by points."""
+"""The schedules that amplitude, period and phase describe; ``piecewise`` takes points, ``shuffled`` an order."""

@@ -44,9 +44,40 @@ class Worker:
         if unsteered:
             from llm_steer.hosts.vllm.admission import unsteered as outside
         prompts = [r["prompt"] if "prompt" in r else {"prompt_token_ids": r["prompt_token_ids"]} for r in requests]
+        adapters = [_adapter(r["lora"]) if "lora" in r else None for r in requests]
         with outside():
-            finished = self.llm.generate(prompts, [_params(r.get("params")) for r in requests], use_tqdm=False)
-        return [[_output(o) for o in request.outputs] for request in finished]
+            finished = self.llm.generate(
+                prompts,
+                [_params(r.get("params")) for r in requests],
+                use_tqdm=False,
+                lora_request=adapters if any(adapters) else None,
+            )
+        told = [[_output(o) for o in request.outputs] for request in finished]
+        for request, outputs in zip(finished, told, strict=True):
+            if request.prompt_logprobs is not None:  # of the prompt's own tokens, the first aside
+                steps = zip(request.prompt_token_ids[1:], request.prompt_logprobs[1:], strict=True)
+                outputs[0]["prompt_logprobs"] = [step[token].logprob for token, step in steps]
+        return told
+
+    def starts(self, cases: list[dict[str, Any]], **engine_args: Any) -> list[str]:
+        """Why engines with these further arguments do not start."""
+        from vllm import LLM
+
+        reasons = []
+        for case in cases:
+            try:
+                LLM(**{**engine_args, **case})
+            except Exception as error:
+                reasons.append(f"{type(error).__name__}: {error}")
+            else:
+                reasons.append("it starts")
+        return reasons
+
+    def stream_input(self, prompt_token_ids: list[int], **params: Any) -> None:
+        """A request whose prompt may go on, as far as the front end takes it."""
+        processor, tasks = self.llm.llm_engine.input_processor, ("generate",)
+        prompt = {"type": "token", "prompt_token_ids": prompt_token_ids}
+        processor.process_inputs("stream", prompt, _params(params), supported_tasks=tasks, resumable=True)
 
     def cached(self, prompt_token_ids: list[int], **params: Any) -> dict[str, Any]:
         """One request with the log-probabilities of all tokens, and how many tokens of its prompt came from the cache."""
@@ -129,6 +160,12 @@ def _params(fields: dict[str, Any] | None) -> Any:
 
         fields["structured_outputs"] = StructuredOutputsParams(choice=choices)
     return SamplingParams(**fields)
+
+
+def _adapter(folder: str) -> Any:
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest("adapter", 1, folder)
 
 
 def _output(output: Any) -> dict[str, Any]:

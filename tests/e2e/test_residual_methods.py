@@ -93,9 +93,13 @@ def declared(shelf: Path) -> list[str]:
     ]
 
 
+Told = tuple[list[int], dict[str, Any] | None]
+"""Tokens of a request, and its trace."""
+
+
 @pytest.fixture(scope="module")
-def wanted(talkative: Path, shelf: Path) -> list[list[int]]:
-    """Tokens of the Hugging Face host, one request at a time."""
+def wanted(talkative: Path, shelf: Path) -> list[Told]:
+    """What the Hugging Face host says, one request at a time."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from llm_steer import steer
@@ -114,10 +118,34 @@ def wanted(talkative: Path, shelf: Path) -> list[list[int]]:
         ids = torch.tensor([prompt])
         options = {"do_sample": False, "max_new_tokens": TOKENS, "eos_token_id": None, "pad_token_id": 0}
         out = model.generate(ids, attention_mask=torch.ones_like(ids), steer=[by_path(asked)], **options)
-        rows.append(out[0, len(prompt) :].tolist())
-    assert sum(row.count(BLANK) > 2 for row in rows) > len(rows) / 2, "there are steps"
-    assert len({tuple(row) for row in rows}) > 12
+        rows.append((out[0, len(prompt) :].tolist(), model.steering.traces[0]))  # type: ignore[union-attr]
+    assert sum(row.count(BLANK) > 2 for row, _ in rows) > len(rows) / 2, "there are steps"
+    assert len({tuple(row) for row, _ in rows}) > 12
     return rows
+
+
+def check_loop(got: dict[str, Any] | None, want: dict[str, Any] | None, tokens: int) -> bool:
+    """A request's trace tells of its closed loop what Hugging Face's does, for as many tokens; whether there is one."""
+
+    def loop(trace: dict[str, Any] | None) -> dict[str, Any]:
+        return next((plugin for plugin in (trace or {"plugins": []})["plugins"] if plugin["name"] == "rebalance"), {})
+
+    said, expected = loop(got), loop(want)
+    if not expected:
+        assert not said
+        return False
+    assert got is not None
+    assert (got["tokens"], got["replayed"]) == (tokens, False)
+    added = [
+        (at, value) for at, value in zip(expected["positions"], expected["coefficients"], strict=True) if at < tokens - 1
+    ]
+    assert (said["positions"], said["steered_steps"]) == ([at for at, _ in added], len(added))
+    assert said["coefficients"] == pytest.approx([value for _, value in added], abs=1e-3)
+    assert len(said["confidences"]) == said["steps"] <= expected["steps"]
+    assert said["confidences"] == pytest.approx(expected["confidences"][: said["steps"]], abs=1e-4)
+    assert said["steps"] == expected["steps"] or tokens < TOKENS
+    assert {**said["params"], "layers": None} == {**expected["params"], "layers": None}
+    return True
 
 
 def ask(engine: Engine, shelf: Path, tokens: int = TOKENS) -> list[dict[str, Any]]:
@@ -135,6 +163,7 @@ def ask(engine: Engine, shelf: Path, tokens: int = TOKENS) -> list[dict[str, Any
         pytest.param("v1", {}, TOKENS, id="v1"),
         pytest.param("v1-async", {"max_num_batched_tokens": 16}, TOKENS, id="v1-async-chunks"),
         pytest.param("v1", {"enforce_eager": False, "env": {"VLLM_CPU_CI_ENV": "1"}}, TOKENS, id="v1-dynamo"),
+        pytest.param("v1", {"tensor_parallel_size": 2, "env": {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}}, 20, id="v1-tp"),
         pytest.param("v2", {}, 14, id="v2"),
     ],
 )
@@ -142,19 +171,34 @@ def test_tokens(
     engines: Engines,
     talkative: Path,
     shelf: Path,
-    wanted: list[list[int]],
+    wanted: list[Told],
     runner: str,
     options: dict[str, Any],
     tokens: int,
 ) -> None:
     env = {**options.get("env", {}), "LLM_STEER_ARTIFACTS": str(shelf)}
     options = {**options, "env": env, "logits_processors": declared(shelf)}
-    engine = engines.get(talkative, runner, one_process=True, **options)
+    engine = engines.get(talkative, runner, one_process="tensor_parallel_size" not in options, **options)
     got = ask(engine, shelf, tokens)
-    for (prompt, steer), output, want in zip(requests(shelf), got, wanted, strict=True):
+    loops = 0
+    for (prompt, steer), output, (want, trace) in zip(requests(shelf), got, wanted, strict=True):
         assert output["token_ids"] == want[:tokens], (prompt, steer)
-        for plugin in (output["steering"] or {"plugins": []})["plugins"]:
-            assert plugin.get("measured", True) is (plugin["name"] != "rebalance")
+        loops += check_loop(output["steering"], trace, tokens)
+    assert loops == 6
+
+
+def test_traces_of_many_closed_loops(engines: Engines, talkative: Path, shelf: Path, wanted: list[Told]) -> None:
+    """More than workers remember: those that ask for their trace get it, the last of the others too."""
+    env = {"LLM_STEER_ARTIFACTS": str(shelf)}
+    engine = engines.get(talkative, "v1", one_process=True, env=env, logits_processors=declared(shelf))
+    (prompt, steer), (_, trace) = requests(shelf)[10], wanted[10]
+    for asked in (True, False):
+        extra = {"steer": steer, **({"steer_trace": 1} if asked else {})}
+        params = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True, "extra_args": extra}
+        got = engine.generate([{"prompt_token_ids": prompt, "params": params}] * 40)
+        told = [output["steering"]["plugins"][0].get("measured", True) for (output,) in got]
+        assert told == [True] * 40 if asked else told == [False] * 24 + [True] * 16
+        assert check_loop(got[-1][0]["steering"], trace, 8)
 
 
 def test_what_may_be_named(engines: Engines, talkative: Path, shelf: Path) -> None:
@@ -176,7 +220,7 @@ def test_what_may_be_named(engines: Engines, talkative: Path, shelf: Path) -> No
     assert "coefficient" in refused(artifact="calm", coefficient=1e9)
 
 
-def test_artifacts_over_http(engines: Engines, talkative: Path, shelf: Path, wanted: list[list[int]]) -> None:
+def test_artifacts_over_http(engines: Engines, talkative: Path, shelf: Path, wanted: list[Told]) -> None:
     env = {"LLM_STEER_ARTIFACTS": str(shelf)}
     arguments = ["--logits-processors", *declared(shelf), "--api-server-count", "2"]
     server: Server = engines.start(lambda log: Server(talkative, log, *arguments, key="secret", env=env))
@@ -199,7 +243,16 @@ def test_artifacts_over_http(engines: Engines, talkative: Path, shelf: Path, wan
         body = {"model": "tiny", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
         status, answer = server.request("POST", "/v1/completions", {**body, "return_token_ids": True, "vllm_xargs": xargs})
         assert status == 200, answer
-        assert answer["choices"][0]["token_ids"] == wanted[4]
+        assert answer["choices"][0]["token_ids"] == wanted[4][0]
+    prompt, asked = requests(shelf)[12]
+    xargs = {"steer": "rebalance", "steer_trace": 1, **{f"steer_{k}": v for k, v in asked.items() if k != "name"}}
+    body |= {"prompt": prompt, "vllm_xargs": xargs}
+    for _ in range(3):
+        (choice,) = server.request("POST", "/v1/completions", body)[1]["choices"]
+        assert check_loop(choice["steering"], wanted[12][1], TOKENS)
+    (told,) = next(e for e in server.events("/v1/completions", body) if e != "[DONE]" and e.get("steering"))["steering"]
+    assert check_loop(told, wanted[12][1], TOKENS)
+    assert not any(server.request("GET", path)[1]["held"].values()), "nobody uses what ended"
     assert server.request("POST", f"{path}/unload", {"name": "bold"})[0] == 200
     assert loaded["hash"] not in server.request("GET", path)[1]["held"]
     for body in ({"name": "nothing"}, {"name": str(shelf / "bold")}, {"names": 1}, "no json", {"name": "stranger"}):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llm_steer.engines.base import Engine
+from llm_steer.engines.base import Engine, Request
 from llm_steer.errors import SteerError
 
 
@@ -34,3 +34,16 @@ def test_what_no_engine_is_made_from_is_named(
     assert error.value.field == field
     assert shown in str(error.value)
     assert valid in error.value.valid
+
+
+@pytest.mark.parametrize("requests", [["hi"], [Request(prompt="hi"), {"prompt": "hi"}], [None]])
+def test_a_batch_holds_requests(requests):
+    class Deaf(Engine):
+        def submit(self, requests):
+            raise AssertionError("nothing is started")
+
+        def identity(self):
+            return {}
+
+    with pytest.raises(SteerError, match=rf"requests\[{len(requests) - 1}\]: got .*; must be a Request"):
+        Deaf().run(requests)

@@ -60,6 +60,10 @@ def test_what_is_sent_to_vllm(serve: Any) -> None:
     assert chat.steering == {"plugins": [{"name": json.dumps(steer)}]}
     assert prompt.text == "echo [1, 2]"
 
+    (silent,) = engine.run(questions(1, logprob=False))
+    assert "logprobs" not in server.bodies[-1]
+    assert silent.logprob is None
+
 
 def test_what_is_sent_to_others(serve: Any) -> None:
     server = serve(owner="someone", steers=False)

@@ -164,19 +164,23 @@ def test_a_tiny_model(cli, options, tmp_path, tiny_model, tiny_tokenizer):
 
 
 def test_what_vllm_is_told_at_its_start(register):
-    """Plugins that change hidden states, once each; the others are asked for by every request."""
+    """Plugins that change hidden states or read step boundaries, once each; the others are asked for by every request."""
     from llm_steer.eval.methods import parse_methods
+    from llm_steer.plugins.baselines import AlphaOne
     from llm_steer.plugins.vector import RandomVector
 
     register(RandomVector)
+    register(AlphaOne)
     methods = parse_methods(
         [
             "none",
             "reflection_cycle",
             {"label": "a", "steer": {"name": "random_vector", "norm": 2.0, "layers": [1]}},
             {"label": "b", "steer": ["reflection_cycle", {"name": "random_vector", "norm": 3.0, "layers": [1]}]},
+            "alpha_one:alpha=2",
         ]
     )
-    (named,) = engines.declared(methods)["logits_processors"]
-    assert named.startswith("random_vector:{")
+    vector, boundaries = engines.declared(methods)["logits_processors"]
+    assert vector.startswith("random_vector:{")
+    assert boundaries == 'alpha_one:{"alpha": 2.0}'
     assert engines.declared(methods[:2]) == {}

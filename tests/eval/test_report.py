@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 from llm_steer.eval import report
 from llm_steer.eval.config import RunConfig
-from llm_steer.eval.report import html, svg
+from llm_steer.eval.methods import parse_methods
+from llm_steer.eval.report import html, markdown, svg
 from llm_steer.eval.run import run
 from llm_steer.eval.summary import summarize
 
@@ -161,13 +163,34 @@ def test_the_script(summary, tmp_path):
     assert len(shown["options"]) == 3 + 4
 
 
-def test_the_curve_of_a_method(summary):
-    plugin = summary.run["methods"]["a <b>bold</b> | label"]["plugins"][0]
-    drawn = html._preview(plugin)
-    assert drawn is not None
-    assert max(drawn["delta"]) == 5.0
-    assert html._preview({**plugin, "name": "gone"}) is None
-    assert html._preview({**plugin, "params": {"height": 1}}) is None
+@pytest.mark.parametrize(
+    ("fields", "highest"),
+    [({}, 5.0), ({"schedule": "constant", "amplitude": 2.0}, 2.0), ({"schedule": "shuffled", "period": 8.0}, 5.0)],
+)
+def test_the_curve_of_a_method(fields, highest):
+    (method,) = parse_methods([{"label": "a", "steer": {"name": "reflection_cycle", **fields}}])
+    (drawn,) = html._previews(method.steer)
+    assert max(drawn["delta"]) == highest
+    assert html._previews([method.steer, {"name": "tip"}]) == [drawn]
+    assert html._previews({**method.steer, "name": "gone"}) == []
+    assert html._previews({**method.steer, "height": 1}) == []
+
+
+def test_every_method_that_has_a_curve_shows_it(summary):
+    assert html._methods(summary).count("<svg") == 1
+
+
+def test_where_nothing_differs_nothing_is_claimed(tmp_path):
+    config = RunConfig(**{**sums(tmp_path, 5), "steer": ["none", "tip"]})
+    run(config, FakeEngine(lambda request: Response(text="?", tokens=request.sampling.seed % 9)))
+    summary = summarize(Path(config.out))
+    assert math.isnan(summary.tasks[0].against[0].accuracy.detectable)
+    text = " ".join(markdown.seen(summary.tasks[0]))
+    assert "No difference was seen" in text
+    assert "could have seen (" not in text
+    drawn = svg.pareto(summary.tasks[0])
+    assert ">0.2</text>" in drawn
+    assert ">-" not in drawn
 
 
 def test_ticks_are_round():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from llm_steer.eval.run import run
 from llm_steer.eval.store import Folder
 
 from llm_steer import SteerError
+from llm_steer.engines import voting
 from llm_steer.engines.base import Response
 from support.fake_engine import FakeEngine, answer_by_seed, sums
 
@@ -53,6 +56,16 @@ def test_every_answer_once_and_graded(tmp_path):
     assert len(seeds) == 15
     assert set(seeds.values()) == {2}
     assert {r.steer if isinstance(r.steer, str) else r.steer["period"] for r in engine.asked} == {"off", 50.0}
+
+
+def test_logprobs_cost_time_and_are_asked_for_only_where_a_vote_needs_them(tmp_path):
+    engine = FakeEngine()
+    run(config(tmp_path), engine)
+    asked = engine.asked[0]
+    assert not any(request.logprob for request in engine.asked)
+    body = voting.body_of(asked)
+    assert not voting.request_of(body, asked, None).logprob
+    assert voting.request_of({**body, "logprobs": True}, asked, None).logprob
 
 
 def test_a_finished_run_asks_nothing(tmp_path):
@@ -103,6 +116,33 @@ def test_broken_off_anywhere_and_gone_on_with(tmp_path_factory, stops, torn):
     lines = Path(c.out, "results.jsonl").read_text().splitlines()
     assert len({json.loads(line)["key"] for line in lines}) == len(lines) == 30
     assert Folder(Path(c.out)).grades().keys() == {json.loads(line)["key"] for line in lines}
+
+
+def test_a_disk_that_fills_up(tmp_path, monkeypatch):
+    """It ends with what was finished in order, and the same command goes on when there is room."""
+    c = config(tmp_path)
+    write, room = os.write, 4000
+
+    def filling(file: int, data: bytes) -> int:
+        nonlocal room
+        if room == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        done = write(file, data[:room])
+        room -= done
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr("llm_steer.eval.journal.os.write", filling)
+        with pytest.raises(SteerError, match=r"room for it.*the same command goes on"):
+            run(c, FakeEngine())
+    kept = stored(c)
+    assert 0 < len(kept) < 30
+    engine = FakeEngine()
+    assert run(c, engine).complete
+    assert len(engine.asked) == 30 - len(kept)
+    assert stored(c)[: len(kept)] == kept
+    assert Folder(Path(c.out)).grades().keys() == {r["key"] for r in stored(c)}
+    assert len({r["key"] for r in stored(c)}) == len(stored(c)) == 30
 
 
 def test_a_folder_grows(tmp_path):

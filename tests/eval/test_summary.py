@@ -44,6 +44,15 @@ def folder(tmp_path) -> Path:
     return Path(config.out)
 
 
+def test_against_another_method(folder):
+    (ours,), (theirs,) = (summarize(folder, against).tasks[0].against for against in (METHODS[0], "none"))
+    assert (ours.method, ours.base) == (theirs.base, theirs.method) == ("none", METHODS[0])
+    assert ours.accuracy.difference.value == -theirs.accuracy.difference.value
+    assert ours.accuracy.p == theirs.accuracy.p
+    with pytest.raises(SteerError, match="a method of this run: reflection_cycle"):
+        summarize(folder, "tip")
+
+
 def test_the_numbers(folder):
     summary = summarize(folder)
     (task,) = summary.tasks

@@ -8,6 +8,7 @@ import pytest
 from llm_steer.eval import tasks
 from llm_steer.eval.config import RunConfig
 from llm_steer.eval.store import Folder
+from llm_steer.eval.summary import summarize
 from llm_steer.eval.sweep import Plan, for_tuning, parse_grids, refuse_overlap, split_methods, sweep
 
 from llm_steer import SteerError, UnsupportedError
@@ -71,6 +72,13 @@ def test_nothing_is_chosen_while_answers_are_missing(tmp_path):
     assert not (Path(config.out) / "report").exists()
 
 
+def test_the_report_may_have_more_samples(tmp_path):
+    config = RunConfig(**{**sums(tmp_path, 20), "samples": 1})
+    summary = sweep(Plan(config, {"reflection_cycle": {"amplitude": [1, 2]}}, report_samples=3), FakeEngine(answer))
+    assert [score.answers for score in summary.tasks[0].scores] == [3 * summary.tasks[0].problems] * 2
+    assert summarize(Path(config.out) / "tune").run["samples"] == 1
+
+
 def test_unequal_grids_are_told(tmp_path):
     config = RunConfig(**sums(tmp_path, 20))
     said = []
@@ -102,6 +110,19 @@ def test_grids():
         parse_grids(["a.b=1", "a.b=2"])
     with pytest.raises(SteerError, match="at least once"):
         parse_grids([])
+
+
+def test_methods_with_labels_keep_their_other_parameters(tmp_path):
+    wave = {"label": "wave", "steer": {"name": "reflection_cycle", "period": 40}}
+    loop = {"label": "forced", "steer": {"name": "s1", "word": "Hmm"}}
+    config = RunConfig(**{**sums(tmp_path), "steer": ["none", wave, loop]})
+    grids = parse_grids(["wave.amplitude=1,2", "forced.ignore=1", "s1.word=Wait,But", "tip.beta=9"])
+    fixed, tuned = split_methods(config, grids)
+    assert fixed == ["none"]
+    assert tuned["wave"] == [{"name": "reflection_cycle", "period": 40.0, "amplitude": a} for a in (1, 2)]
+    assert tuned["forced"] == [{"name": "s1", "word": "Hmm", "ignore": 1}]
+    assert tuned["s1"] == [{"name": "s1", "ignore": 2, "word": word} for word in ("Wait", "But")]
+    assert tuned["tip"] == [{"name": "tip", "beta": 9}]
 
 
 def test_bad_configurations(tmp_path):

@@ -71,6 +71,61 @@ def test_the_public_files(name):
     assert all("{{" not in item.messages[-1]["content"] or name == "math500" for item in loaded.items)
 
 
+def test_gpqa_as_it_is_published(tmp_path):
+    """The columns of the authors' CSV; made-up problems."""
+    rows = [
+        {
+            "Record ID": f"rec{n}",
+            "Question": f"How much is {n} + {n}?",
+            "Correct Answer": f"{2 * n}\n",
+            **{f"Incorrect Answer {k}": f" {2 * n + k}" for k in (1, 2, 3)},
+            "High-level domain": "Physics",
+            "Explanation": "Addition.",
+        }
+        for n in range(100, 140)
+    ]
+    loaded = tasks.load(tasks.find("gpqa_diamond"), jsonl(tmp_path / "gpqa.jsonl", *rows), seed=1)
+    assert [item.id for item in loaded.items] == [row["Record ID"] for row in rows]
+    assert {item.level for item in loaded.items} == {"Physics"}
+    assert {item.gold.answer for item in loaded.items} == set("ABCD")
+    for n, item in zip(range(100, 140), loaded.items, strict=True):
+        right = item.gold.options["ABCD".index(item.gold.answer)]
+        assert right == str(2 * n)
+        assert sorted(item.gold.options) == [str(2 * n + k) for k in range(4)]
+        lines = item.messages[-1]["content"].split("\n")
+        assert lines[0] == f"How much is {n} + {n}?"
+        assert f"{item.gold.answer}) {2 * n}" in lines
+        assert GRADERS["choice"]().grade(item.gold, f"\\boxed{{{item.gold.answer}}}").correct
+    with pytest.raises(SteerError, match="line 1: Incorrect Answer 2"):
+        tasks.load(loaded.spec, jsonl(tmp_path / "bad.jsonl", {**rows[0], "Incorrect Answer 2": None}))
+
+
+def test_olympiadbench_as_it_is_published(tmp_path):
+    """The fields of the published files: a list of final answers, dollar signs included; made-up problems."""
+    rows = [
+        {
+            "id": 1606,
+            "subfield": "Algebra",
+            "context": None,
+            "question": "Find all $x$ with $x^2=4$.",
+            "solution": ["$x=\\pm 2$."],
+            "final_answer": ["$2,-2$"],
+            "is_multiple_answer": True,
+            "unit": None,
+            "answer_type": "Numerical",
+            "error": None,
+        },
+        {"id": 1610, "question": "How much is $6\\cdot 7$?", "final_answer": ["42"], "answer_type": "Numerical"},
+    ]
+    two, one = tasks.load(tasks.find("olympiadbench"), jsonl(tmp_path / "ob.jsonl", *rows)).items
+    assert two.messages[-1]["content"].startswith("Find all $x$ with $x^2=4$.\n")
+    grade = GRADERS["math"]().grade
+    assert grade(two.gold, "\\boxed{2, -2}").correct
+    assert grade(one.gold, "\\boxed{42}").correct
+    with pytest.raises(SteerError, match="line 1: final_answer"):
+        tasks.load(tasks.find("olympiadbench"), jsonl(tmp_path / "bad.jsonl", {"question": "?", "final_answer": []}))
+
+
 def test_both_files_of_folio_ask_the_same(tmp_path):
     files = [DATA / name for name in ("folio_v0_validation.jsonl", "folio_dev_logicllm.json")]
     if not all(file.exists() for file in files):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -27,6 +28,7 @@ from llm_steer.plugin import Context
 from llm_steer.runtime import Runtime
 from llm_steer.spec import Spec
 
+CLASS_PATH = re.compile(r"[\w.]+:[\w.]+")
 STAMP = "llm_steer"
 """Key in ``extra_args`` that the front end writes and workers read; clients may not."""
 
@@ -293,7 +295,8 @@ def _split_processors(named: Any) -> tuple[Spec, Any]:
     ours: list[spec.Steer] = []
     rest = []
     for item in named or ():
-        if isinstance(item, str) and registry.is_plugin(item.partition(":")[0]):
+        # What names neither a plugin nor, as module:Class, a class of vLLM's is a plugin's name misspelt.
+        if isinstance(item, str) and (registry.is_plugin(item.partition(":")[0]) or not CLASS_PATH.fullmatch(item)):
             ours.append(spec.parse_option(item))
         elif item != PROCESSOR and f"{getattr(item, '__module__', '')}:{getattr(item, '__qualname__', '')}" != PROCESSOR:
             rest.append(item)

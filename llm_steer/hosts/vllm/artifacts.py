@@ -99,7 +99,9 @@ def llm_steer_artifacts(worker: Any, action: str, key: str) -> Any:
     Returns:
         What went wrong, as a text, or None; for ``"held"`` a mapping. An exception would be logged as the worker's.
     """
-    plugins = worker.model_runner.llm_steer.plugins
+    steering = worker.model_runner.llm_steer
+    steering.forget()  # what ended does not use anything
+    plugins = steering.plugins
     banks = [plugin.bank for plugin in plugins if isinstance(getattr(plugin, "bank", None), VectorBank)]
     held: dict[str, int] = {}
     try:

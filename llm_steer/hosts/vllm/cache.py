@@ -30,9 +30,13 @@ def identify(request: Any, vllm_config: Any) -> None:
     stamp = admission.read_stamp(params)
     if stamp is None or not stamp["plugins"]:
         return
-    keys = cache_keys(spec.from_wire(stamp["plugins"]), stamp["plugins"], _length(request), request.request_id)
+    asked = spec.from_wire(stamp["plugins"])
+    keys = cache_keys(asked, stamp["plugins"], _length(request), request.request_id)
     stamp = {**stamp, "id": request.request_id, KEYS: keys}
     request.sampling_params = admission.with_arguments(params, {**params.extra_args, admission.STAMP: stamp})
+    if any(steer.plugin.reads_prompt(steer.params) for steer in asked):
+        # Also when it comes back from a preemption: its own blocks hold no propositions.
+        request.sampling_params.skip_reading_prefix_cache = True
     if keys and vllm_config.kv_transfer_config is not None:
         # Connectors may hash tokens themselves; the salt is all that they look at.
         request.cache_salt = _digest([request.cache_salt, keys])

@@ -80,10 +80,11 @@ def read(model_config: Any) -> Declared:
     told = getattr(model_config, TOLD, None)
     if told is None:
         return Declared()
-    shelf = None
+    shelf, residual = None, spec.from_wire(told["residual"])
     if kept := told.get("shelf"):
-        shelf = Shelf(ModelIdentity(**kept["model"]), folder(), named=tuple(map(Path, kept["named"])))
-    return Declared(spec.from_wire(told["residual"]), Markers.from_wire(told["markers"]), shelf)
+        named = tuple(map(Path, kept["named"]))
+        shelf = Shelf(ModelIdentity(**kept["model"]), folder(), named=named, declared=tuple(s.params for s in residual))
+    return Declared(residual, Markers.from_wire(told["markers"]), shelf)
 
 
 def vocabulary_of(tokenizer: Any, model_config: Any) -> Vocabulary | None:

@@ -79,7 +79,7 @@ class SteerLogitsProcessor(LogitsProcessorV1, LogitsProcessorV2):  # type: ignor
             self._check_attached(sampling_params)
         stamp = admission.read_stamp(sampling_params)
         plugins = [registry.get(name) for name, _ in stamp["plugins"]] if stamp else []
-        return any(plugin.logits is not Plugin.logits and not plugin.feedback for plugin in plugins)
+        return any(plugin.logits is not Plugin.logits and not plugin.sees_raw_logits() for plugin in plugins)
 
     def apply_staged_writes(self) -> None:
         pass

@@ -35,8 +35,9 @@ def install_core() -> None:
 
 def install_worker() -> None:
     """The hook of a worker; those of its model runner follow when there is one."""
-    from llm_steer.hosts.vllm import artifacts, compat, worker
+    from llm_steer.hosts.vllm import artifacts, compat, trace, worker
 
     if compat.install(compat.WORKER, worker.around_load_model):
         owner: Any = sys.modules[compat.WORKER.module]
-        setattr(owner.Worker, artifacts.METHOD, artifacts.llm_steer_artifacts)
+        for method in (artifacts.llm_steer_artifacts, trace.llm_steer_traces):
+            setattr(owner.Worker, method.__name__, method)

@@ -15,13 +15,15 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast, get_args
 
 from llm_steer import sandbox, spec
 from llm_steer.engines.ballot import Ballot, Voter, voter_of
 from llm_steer.engines.base import Response
-from llm_steer.engines.common import response_of
+from llm_steer.engines.common import Gathered, response_of
 from llm_steer.errors import SteerError
+from llm_steer.plugin import Plugin
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -33,7 +35,13 @@ TOKENS = "LLM_STEER_VOTING_TOKENS"
 """Environment variable of the operator: tokens that all requests of one question may generate together."""
 MOST_TOKENS = 65_536
 SANDBOX = "LLM_STEER_SANDBOX"
-"""Environment variable of the operator: programs that may run at once, 0 for none."""
+"""Environment variable of the operator: programs that may run at once, 0 for none; ``bubblewrap:4`` runs them there."""
+
+DEFAULTS = "LLM_STEER_VOTING"
+"""Environment variable of the operator: parameters of a plugin that votes, over which a request's own are merged; written as
+for ``llm-steer serve --steer``."""
+QUESTION = {"role": "user", "content": "Which one?\n(A) This.\n(B) That."}
+"""Of any kind."""
 
 _readers = ThreadPoolExecutor(32, thread_name_prefix="llm-steer-read")
 """Not the loop's own: programs in the sandbox take their time, and wait for each other."""
@@ -62,15 +70,36 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 def configure() -> None:
     """Read what the operator allows, at start-up."""
-    sandbox.allow(_number(SANDBOX, 0))
+    backend, _, parallel = os.environ.get(SANDBOX, "").rpartition(":")
+    if backend not in ("", *get_args(sandbox.Backend)) or (backend and not parallel):
+        raise SteerError(SANDBOX, f"{backend}:{parallel}", "a whole number, or wasm: or bubblewrap: and one")
+    sandbox.allow(_whole(SANDBOX, parallel, 0), cast(sandbox.Backend, backend or "wasm"))
     _number(TOKENS, MOST_TOKENS)
+    for steer in _defaults():  # ask once in vain: what a question needs (prompts) is there
+        Ballot(Voter(steer.plugin, steer.params, spec.OFF, f"{DEFAULTS}: "), {"messages": [QUESTION]})
 
 
 def _number(name: str, default: int) -> int:
-    text = os.environ.get(name, "")
+    return _whole(name, os.environ.get(name, ""), default)
+
+
+def _whole(name: str, text: str, default: int) -> int:
     if text and not text.isdecimal():
         raise SteerError(name, text, "a whole number")
     return int(text) if text else default
+
+
+def _defaults() -> spec.Spec:
+    text = os.environ.get(DEFAULTS, "").strip()
+    if not text:
+        return ()
+    try:
+        steer = spec.parse_option(text)
+    except SteerError as error:
+        raise SteerError(f"{DEFAULTS}: {error.field}", error.value, error.valid) from error
+    if not steer.plugin.votes:
+        raise SteerError(DEFAULTS, text, "a plugin that votes; those that steer tokens are declared to vLLM")
+    return (steer,)
 
 
 def find(body: bytes, path: str) -> tuple[dict[str, Any], Voter] | None:
@@ -91,22 +120,37 @@ def find(body: bytes, path: str) -> tuple[dict[str, Any], Voter] | None:
     named = (spec.PREFIX, f"{spec.PREFIX}_trace")
     prefix = f"{spec.PREFIX}_"
     fields = {k.removeprefix(prefix): v for k, v in arguments.items() if k.startswith(prefix) and k not in named}
-    voter = voter_of(arguments[spec.PREFIX], fields, prefix=prefix)
+    voter = voter_of(arguments[spec.PREFIX], fields, _defaults(), prefix=prefix)
     if voter is None:
         return None
+    for name in sorted(voter.given):
+        if _is_operator_s(voter.plugin, name):
+            raise SteerError(
+                f"{voter.label}{name}", getattr(voter.params, name), "left out: it is not for clients of a server"
+            )
     spec.parse_flat({k: v for k, v in arguments.items() if k.removeprefix(prefix) not in fields})
     for name, harmless in UNSUPPORTED.items():
         if name in request and request[name] not in harmless:
             raise SteerError(name, request[name], f"left out with {voter.plugin.name}, which answers by a vote")
     if not isinstance(request.get("messages"), list):
         raise SteerError("messages", request.get("messages"), "a list")
-    for name in voter.params.model_fields_set:
-        extra = voter.plugin.Params.model_fields[name].json_schema_extra
-        if isinstance(extra, dict) and extra.get("operator"):
-            raise SteerError(
-                f"{voter.label}{name}", getattr(voter.params, name), "left out: it is not for clients of a server"
-            )
     return request, voter
+
+
+def _is_operator_s(plugin: type[Plugin[Any]], name: str) -> bool:
+    field = plugin.Params.model_fields.get(name)
+    extra = field.json_schema_extra if field else None
+    return isinstance(extra, dict) and bool(extra.get("operator"))
+
+
+def _ballot(voter: Voter, request: Mapping[str, Any]) -> Ballot:
+    try:
+        return Ballot(voter, request)
+    except SteerError as error:
+        name = error.field.removeprefix(voter.label)
+        if name in voter.given or not _is_operator_s(voter.plugin, name):
+            raise
+        raise SteerError(error.field, "the operator's", error.valid) from error  # no path of this machine for a client
 
 
 async def answer(app: App, scope: Message, receive: Receive, send: Send, request: dict[str, Any], voter: Voter) -> None:
@@ -153,7 +197,7 @@ class _Poll:
         if request["vllm_xargs"].get(f"{spec.PREFIX}_trace"):
             arguments[f"{spec.PREFIX}_trace"] = 1
         plain = {k: v for k, v in request.items() if k not in ("stream", "stream_options") and k not in UNSUPPORTED}
-        self.ballot = Ballot(voter, {**plain, "vllm_xargs": arguments})
+        self.ballot = _ballot(voter, {**plain, "vllm_xargs": arguments})
         self._check_cost()
         self.refused: tuple[int, Any] | None = None
         """Status and body of the first request that was not answered."""
@@ -197,12 +241,15 @@ class _Poll:
     async def _ask(self, index: int) -> tuple[Response, dict[str, Any] | None]:
         """One request, through the application."""
         body = dict(self.ballot.bodies[index])
+        if len(self.stops) > 1:  # it may be stopped: what it has by then is known of a stream only
+            body |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
         if "request_id" in body:
             body["request_id"] = f"{body['request_id']}-{index}"
         data = json.dumps(body).encode()
         stop = self.stops[index]
         parts = [{"type": "http.request", "body": data, "more_body": False}]
         status, content, whole = 0, bytearray(), False
+        stream: Gathered | None = None
 
         async def receive() -> Message:
             if parts:
@@ -211,12 +258,17 @@ class _Poll:
             return {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
-            nonlocal status, whole
+            nonlocal status, whole, stream
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if b"text/event-stream" in dict(message["headers"]).get(b"content-type", b""):
+                    stream = Gathered()
             else:
-                content.extend(message.get("body", b""))
                 whole = not message.get("more_body")
+                if stream is None:
+                    content.extend(message.get("body", b""))
+                else:
+                    stream.feed(message.get("body", b""))
 
         began = time.perf_counter()
         call = asyncio.ensure_future(self.app(_scope(self.scope, index, len(data)), receive, send))
@@ -224,7 +276,9 @@ class _Poll:
         try:
             await asyncio.wait({call, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if stop.is_set() and not whole:
-                return Response(finish="abort"), None
+                if stream is None:
+                    return Response(finish="abort"), None
+                return replace(response_of(200, stream.content, time.perf_counter() - began), finish="abort"), None
             await call
         finally:
             # It sees that its client has left, and aborts. If it were cancelled, vLLM's handler would leave its task behind.
@@ -234,7 +288,7 @@ class _Poll:
             call.cancel()
             await asyncio.wait({call})
         try:
-            answered = json.loads(bytes(content))
+            answered = json.loads(bytes(content)) if stream is None else stream.content
         except ValueError:
             answered = bytes(content).decode(errors="replace")
         response = response_of(status, answered, time.perf_counter() - began)

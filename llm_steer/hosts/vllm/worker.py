@@ -39,6 +39,11 @@ class WorkerSteering:
         # As many requests may be preempted at once as run.
         self._nobody = 2 * rows
         self._slots: dict[str, int] = {}
+        # Requests that measure logits; those that run a closed loop; and of these the ones that have ended, whose slots
+        # wait to be asked what they did.
+        self._measuring: set[str] = set()
+        self._loops: set[str] = set()
+        self._ended: dict[str, int] = {}
         self._free = list(range(self._nobody))[::-1]
         self._rows = RowTable(rows, self._nobody, device)
         self._runtime: Runtime | None = None
@@ -88,8 +93,13 @@ class WorkerSteering:
         if slot is not None:
             runtime.resume(slot, prompt, output)
         else:
+            asked = spec.from_wire(stamp["plugins"])
             slot = self._slots[stamp["id"]] = self._room()
-            runtime.admit(slot, spec.from_wire(stamp["plugins"]), prompt, output)
+            runtime.admit(slot, asked, prompt, output)
+            if any(steer.plugin.sees_raw_logits() for steer in asked):
+                self._measuring.add(stamp["id"])
+            if any(steer.plugin.feedback for steer in asked):
+                self._loops.add(stamp["id"])
         self._rows.set(row, slot)
 
     def leave(self, row: int) -> None:
@@ -105,12 +115,39 @@ class WorkerSteering:
         self._rows.set(source, self._nobody)
 
     def finish(self, request_ids: Iterable[str]) -> None:
-        """The requests have ended: their slots are free."""
+        """The requests have ended: their slots are free, those of closed loops as soon as another request needs them."""
         for request_id in request_ids:
-            if (slot := self._slots.pop(request_id, None)) is not None:
-                assert self._runtime is not None
-                self._runtime.release(slot)
-                self._free.append(slot)
+            if (slot := self._slots.pop(request_id, None)) is None:
+                continue
+            self._measuring.discard(request_id)
+            if request_id in self._loops:
+                self._loops.discard(request_id)
+                self._ended[request_id] = slot
+            else:
+                self._release(slot)
+
+    def forget(self) -> None:
+        """Let go of what closed loops that have ended still hold."""
+        while self._ended:
+            self._release(self._ended.pop(next(iter(self._ended))))
+
+    def traces(self, asked: Iterable[tuple[str, Sequence[int]]]) -> list[dict[str, Any] | None]:
+        """What was done to requests whose output is complete, once each: :meth:`Runtime.trace`, None where it is not known
+        (any more). The worker may not have been told that they ended.
+
+        Args:
+            asked: ids of requests, and everything that they generated.
+        """
+        found: list[dict[str, Any] | None] = []
+        for request_id, output_ids in asked:
+            slot = self._slots.get(request_id, self._ended.get(request_id))
+            if slot is None or self._runtime is None:
+                found.append(None)
+                continue
+            found.append(self._runtime.trace(slot, self._ids(output_ids)))
+            if self._ended.pop(request_id, None) is not None:
+                self._release(slot)
+        return found
 
     # -- one forward pass -------------------------------------------------------------------------------------------------
 
@@ -176,8 +213,8 @@ class WorkerSteering:
 
     @property
     def measures(self) -> bool:
-        """A plugin in use reads the logits to steer what comes next."""
-        return self._runtime is not None and self._runtime.feedback
+        """A plugin in use reads the logits as the model made them."""
+        return bool(self._measuring)
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -190,7 +227,14 @@ class WorkerSteering:
         self._runtime = Runtime(context, self._declared.markers or markers, self._declared.residual)
         return self._runtime
 
+    def _release(self, slot: int) -> None:
+        assert self._runtime is not None
+        self._runtime.release(slot)
+        self._free.append(slot)
+
     def _room(self) -> int:
+        if not self._free and self._ended:
+            self._release(self._ended.pop(next(iter(self._ended))))
         if not self._free:  # more preempted requests than can run at once: only ever by priorities
             parked = next(name for name, slot in self._slots.items() if not self._rows.holds(slot))
             compat.logger().warning(
@@ -198,6 +242,7 @@ class WorkerSteering:
                 "alone are not affected, closed loops start over",
                 parked,
             )
+            self._loops.discard(parked)
             self.finish([parked])
         return self._free.pop()
 

@@ -159,8 +159,7 @@ class SlotReasoner:
         for number in range(self.limits.passes):
             gates = (values.gather(1, flat).view(rows, -1, width) ^ flip).amin(2)
             gates = gates * ((begin <= number) & (number < end))
-            values = values.scatter_reduce(1, head, gates, "amax")
-            values = torch.cat([torch.zeros_like(values[:, :1]), values[:, 1:]], dim=1)
+            values = values.scatter_reduce(1, head, gates, "amax")  # empty rows say that false is false
         return values[:, 1:].bool()
 
 

@@ -7,14 +7,12 @@ from collections.abc import Callable
 from llm_steer.plugins.mixture_of_thought.modalities import code, natural, table
 from llm_steer.plugins.mixture_of_thought.modalities.check import Check
 
-__all__ = ["CHECKS", "TAGS", "Check"]
+__all__ = ["CHECKS", "TAGS", "Check", "Checker"]
 
-CHECKS: dict[str, Callable[[str, dict[str, str] | None], Check]] = {
-    "natural": natural.check,
-    "code": code.check,
-    "table": table.check,
-}
+Checker = Callable[[str, dict[str, str] | None], Check]
 """From a model's text and the options of the question (None: a free answer) to what checking it says."""
+
+CHECKS: dict[str, Checker] = {"natural": natural.check, "code": code.check, "table": table.check}
 
 TAGS = {"natural": "<nl_cot>", "code": "<code>", "table": "<truth_table>"}
 """The last line of a prompt opens the modality."""

@@ -85,3 +85,33 @@ def test_odd_answers_are_wrong_and_break_nothing():
     with MathPool(seconds=1) as pool:
         grader = GRADERS["math"](pool)
         assert not any(grader.judge(Gold("2k+2"), answer).correct for answer in odd)
+
+
+def fenced(*programs: str) -> str:
+    return "<think>```python\nprint(0)\n```</think>" + "".join(f"So:\n```python\n{program}\n```\n" for program in programs)
+
+
+@pytest.mark.parametrize(
+    ("response", "value", "correct", "how"),
+    [
+        (fenced("print(6 * 7)"), "42", True, "program"),
+        (fenced("print(1)", "print('so')\nprint(42.0)"), "42", True, "program"),
+        (fenced("print(43)"), "43", False, "program"),
+        (fenced("x = 42"), None, False, "program: printed nothing"),
+        (fenced("print(42)\nraise SystemExit(1)"), None, False, "program: error"),
+        (fenced("while True: pass"), None, False, "program: fuel"),
+        (fenced("print(open('/etc/passwd').read())"), None, False, "program: error"),
+        (fenced(), None, False, "none"),
+        ("\\boxed{42}", None, False, "none"),
+    ],
+)
+def test_programs_run_in_the_sandbox(response, value, correct, how):
+    pytest.importorskip("wasmtime")
+    verdict = GRADERS["program"]().grade(Gold("42"), response)
+    assert (verdict.value, verdict.correct, verdict.how) == (value, correct, how)
+
+
+def test_without_a_sandbox_no_program_is_graded(monkeypatch):
+    monkeypatch.setattr("llm_steer.sandbox.available", lambda: False)
+    with pytest.raises(ImportError, match=r"llm-steer-plugin\[sandbox\]"):
+        GRADERS["program"]()

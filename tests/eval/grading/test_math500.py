@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from llm_steer.eval.grading import GRADERS, Gold, MathPool, last_box
-from llm_steer.eval.grading.answers import Form
+
+from llm_steer.normal import Form
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data" / "math500.jsonl"
 

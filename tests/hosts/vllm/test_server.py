@@ -425,3 +425,10 @@ def test_keys_that_would_kill_the_engine_cores_input_are_refused(steer: str) -> 
     params = SimpleNamespace(extra_args={5: 1, "steer": steer})
     with pytest.raises(SteerError, match="extra_args: got 5"):
         front_end().stamp(params)
+
+
+@pytest.mark.parametrize("named", ["reflection_cycl", "reflection_cycl:amplitude=5", "", "push;"])
+def test_a_processor_that_is_neither_a_plugin_nor_a_class_is_refused(named):
+    with pytest.raises(SteerError, match="reflection_cycle"):
+        admission._split_processors([named])
+    assert admission._split_processors(["somebody.elses:Processor"]) == ((), ["somebody.elses:Processor"])

@@ -46,6 +46,9 @@ class FakeApp:
         self.bodies.append(body)
         self.headers.append(headers)
         said = self.answers.get(MODALITY_OF.get(body["messages"][-1]["content"].rsplit("\n", 1)[-1], "plain"), "A")
+        if body.get("stream") and not isinstance(said, tuple):
+            await self.stream(said, receive, send)
+            return
         if said == "wait":
             assert (await receive())["type"] == "http.disconnect"
             self.given_up += 1
@@ -57,6 +60,29 @@ class FakeApp:
         await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"application/json")]})
         await send({"type": "http.response.body", "body": data[:9], "more_body": True})
         await send({"type": "http.response.body", "body": data[9:]})
+
+    async def stream(self, said: str, receive: Any, send: Any) -> None:
+        """As vLLM does with usage in every event, in parts that end anywhere."""
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+
+        async def event(content: str | None, finish: str | None, tokens: int) -> None:
+            choices = [] if content is None else [{"index": 0, "delta": {"content": content}, "finish_reason": finish}]
+            usage = {"prompt_tokens": 9, "completion_tokens": tokens}
+            data = b"data: " + json.dumps({"model": "full-name", "choices": choices, "usage": usage}).encode() + b"\n\n"
+            for part in (data[:20], data[20:]):
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+
+        await event("", None, 0)
+        await event("...", None, 1)
+        if said == "wait":
+            await event("Let me", None, 3)
+            assert (await receive())["type"] == "http.disconnect"
+            self.given_up += 1
+            return
+        await event(f"<answer>({said})", "stop", 4)
+        await event(None, None, 4)
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
     def whole(self, text: str) -> dict[str, Any]:
         choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
@@ -116,7 +142,6 @@ def test_one_completion() -> None:
         assert {k: body[k] for k in ("model", "temperature", "priority", "max_tokens")} == {
             "model": "m", "temperature": 0.3, "priority": 2, "max_tokens": 50,
         }  # fmt: skip
-        assert "stream" not in body
         assert body["stop"] == ["<end_of_answer>"]
 
 
@@ -175,7 +200,6 @@ def test_a_stream() -> None:
     assert steering["choices"] == []
     assert steering["steering"][0]["index"] == 0
     assert steering["steering"][0]["plugins"][0]["answer"] == "True"
-    assert all("stream" not in sub and "stream_options" not in sub for sub in app.bodies)
 
 
 def test_the_third_is_given_up() -> None:
@@ -183,7 +207,28 @@ def test_the_third_is_given_up() -> None:
     status, answer = ask(app)
     assert status == 200
     assert app.given_up == 1
-    assert answer["choices"][0]["steering"]["plugins"][0]["aborted"] == 1
+    (plugin,) = answer["choices"][0]["steering"]["plugins"]
+    assert plugin["aborted"] == 1
+    assert [request["tokens"] for request in plugin["requests"]] == [4, 4, 3]  # what it had by then is counted
+    assert answer["usage"] == {"prompt_tokens": 27, "completion_tokens": 11, "total_tokens": 38}
+
+
+def test_one_request_is_not_streamed() -> None:
+    app = FakeApp(natural="A")
+    status, answer = ask(app, {**MOT, "steer_modalities": ["natural"]})
+    assert (status, answer["usage"]["total_tokens"]) == (200, 13)
+    assert "stream" not in app.bodies[0]
+
+
+def test_a_long_question_arrives_whole() -> None:
+    question = "{x} <answer>(A) \\boxed{ " * 4000
+    app = FakeApp(natural="A", code="A", table="A")
+    assert ask(app, messages=[{"role": "user", "content": question}])[0] == 200
+    assert all(question.strip() in body["messages"][-1]["content"] for body in app.bodies)
+    for hostile in ("\n" * 100_000 + "x", "(A) " * 25_000, "(A)" + " " * 100_000 + "x", "A) x\n" * 20_000):
+        status, answer = ask(app, {**MOT, "steer_answers": "choice"}, messages=[{"role": "user", "content": hostile}])
+        assert status == 400
+        assert "options" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -287,8 +332,9 @@ def test_the_operator_s_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Prompts of an operator, for questions with three answers."""
+    monkeypatch.setattr(sandbox, "allow", lambda *given: None)  # which the start turns off
     (tmp_path / "three").mkdir()
     for modality, tag in TAGS.items():
         (tmp_path / "three" / f"{modality}.txt").write_text(f"Ours: [[question]]\n{tag}")

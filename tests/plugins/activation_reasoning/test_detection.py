@@ -109,6 +109,26 @@ def test_a_request_that_is_fed_again_from_the_start_gives_the_same():
     assert not detector.missed[0].any()
 
 
+@pytest.mark.parametrize("first", [1, 5])
+def test_a_request_that_is_fed_again_from_the_middle_goes_on_where_it_was(first):
+    rng = random.Random(1)
+    detected = [random_detected(rng, index) for index in range(12)]
+    found = (request for seed in range(100) for request in stream(random.Random(seed)))
+    ids, hidden, prompt_len = next(request for request in found if len(request[0]) > 9)
+    plain, again = (Detector([(program(detected), dictionary())], SLOTS, CPU) for _ in range(2))
+
+    def feed(detector, start, end):
+        flat = tokens([0] * (end - start), ids[start:end], range(start, end), [prompt_len] * (end - start))
+        return detector(torch.tensor(hidden[start:end]), flat)
+
+    whole = feed(plain, 0, len(ids))
+    feed(again, 0, 7)
+    passed = feed(again, first, len(ids))
+    assert torch.equal(passed.facts[7 - first :], whole.facts[7:])
+    assert passed.slot.tolist() == [SLOTS - 1] * (7 - first) + [0] * (len(ids) - 7)
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(again._state, plain._state, strict=True))
+
+
 def test_tokens_that_never_came_are_told():
     detector = Detector([(program([random_detected(random.Random(0), 0)]), dictionary())], SLOTS, CPU)
     detector(torch.zeros(2, HIDDEN), tokens([0, 0], [9, 9], [4, 5], [6, 6]))

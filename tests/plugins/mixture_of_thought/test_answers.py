@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llm_steer.plugins.mixture_of_thought import answers
 from llm_steer.plugins.mixture_of_thought.answers import THREE, TWO, options_in, read_choice, read_free, reference
+from llm_steer.plugins.mixture_of_thought.modalities import CHECKS
 
 from llm_steer import SteerError
 
@@ -180,3 +181,39 @@ def test_any_text_is_read(text: str, truncated: bool) -> None:
         assert answer.reason
     read_free(text, truncated=truncated)
     assert reference(text, "<nl_cot>") in ("True", "False", "Uncertain", "Unknown")
+
+
+RAMBLES = ["\\boxed{", "{", "\n", " ", "(A) ", "true ", "not ", "cannot be determined ", "<answer>", "the answer is "]
+RAMBLES += ["| T | F |\n", "1", "¬"]
+
+
+@pytest.mark.timeout(60)  # what takes the square of the length takes minutes
+@pytest.mark.parametrize("part", RAMBLES)
+def test_a_model_that_rambles_to_the_limit(part: str) -> None:
+    """Texts as long as a server's limit of tokens: read in a time that grows with the length."""
+    for text in (part * (100_000 // len(part)), "(A) <answer>" + part * (100_000 // len(part))):
+        for options in (THREE, {"A": "red", "B": "blue"}):
+            read_choice(text, options, truncated=True)
+            for name in ("code", "table"):
+                CHECKS[name](text, options)
+        read_free(text, truncated=True)
+        reference(text, "<code>")
+        with pytest.raises(SteerError, match="options"):
+            options_in(text)
+
+
+def test_the_last_box_counts() -> None:
+    for text, value in (
+        ("\\boxed{1} \\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
+        ("\\boxed{a \\boxed{b} c}", "b"),
+        ("\\boxed{1} \\boxed{2", "1"),
+        ("} {x} \\boxed {y}", "y"),
+        ("{ \\boxed{z}", "z"),
+    ):
+        assert read_free(text).value == value
+
+
+def test_options_in_a_line_and_in_lines() -> None:
+    for text in ("Who? (A) Ana, (B) Bo; (C) Cem", "Who?\n(A) Ana\n(B) Bo\n(C) Cem\n", "Who?\nA. Ana\n B)  Bo \nC: Cem"):
+        assert options_in(text) == {"A": "Ana", "B": "Bo", "C": "Cem"}
+    assert options_in("(A)\nAna\n(B)\nBo\nWho?") == {"A": "Ana", "B": "Bo"}

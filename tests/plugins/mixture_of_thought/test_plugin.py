@@ -257,7 +257,7 @@ def test_without_a_sandbox_the_text_counts_and_it_is_said() -> None:
 
 def test_free_answers_are_grouped() -> None:
     engine = says(natural=["The answer is 0.5", "\\boxed{7}"], code=["The answer is 1/2.", "\\boxed{\\frac{14}{2}}"])
-    engine.answer = _tagged(["0.5", "7", "\\frac12", "50\\%"])
+    engine.answer = _tagged(["0.5", "7", "\\frac12", "0.50"])
     response = engine.chat("How much?", steer={"name": MOT, "answers": "free", "n": 2, "early": False})
     plugin = told(response)
     assert plugin["answer"] == "0.5"

@@ -242,7 +242,7 @@ def test_artifacts_that_make_no_sense(description, vector, message, model, tiny_
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"mode": "qwen3"}, "mode: got 'qwen3'; must be 'reference' or 'paper'"),
+        ({"mode": "qwen3"}, "mode: got 'qwen3'; must be 'auto', 'reference' or 'paper'"),
         ({"strength": 1e9}, "strength"),
         ({"strength": float("nan")}, "strength"),
         ({"window": 4}, "window: got 4; must be left out with mode='reference'"),

@@ -233,6 +233,18 @@ def test_what_does_not_fit_the_defaults_is_refused_in_the_request_s_words():
             "phase: got 0.5; must be left out with schedule='silver', which does not read it",
         ),
         ({"points": [[0, 1]]}, "points: got [[0, 1]]; must be left out with schedule='triangular', which does not read it"),
+        (
+            {"schedule": "shuffled", "period": 7.5},
+            "period: got 7.5; must be a whole number of tokens, at most 8192, with schedule='shuffled'",
+        ),
+        (
+            {"schedule": "shuffled", "period": 9000},
+            "period: got 9000; must be a whole number of tokens, at most 8192, with schedule='shuffled'",
+        ),
+        (
+            {"shuffle_seed": 1},
+            "shuffle_seed: got 1; must be left out with schedule='triangular', which does not read it",
+        ),
         ({"schedule": "piecewise"}, "points: got None; must be a list of (t, offset) pairs with schedule='piecewise'"),
         (
             {"schedule": "piecewise", "points": [[-0.5, 1]]},

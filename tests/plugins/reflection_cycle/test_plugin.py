@@ -30,7 +30,7 @@ ID = st.integers(0, VOCAB - 1) | st.sampled_from([THINK, END, 3, 3, 3])
 @st.composite
 def parameters(draw: st.DrawFn) -> ReflectionCycleParams:
     """Resolved parameters of every sort."""
-    schedule = draw(st.sampled_from(["triangular", "constant", "linear_decay", "cosine", "silver", "piecewise"]))
+    schedule = draw(st.sampled_from(["triangular", "constant", "linear_decay", "cosine", "silver", "piecewise", "shuffled"]))
     fields = {
         "schedule": schedule,
         "origin": draw(st.sampled_from(["think", "output"])),
@@ -45,6 +45,9 @@ def parameters(draw: st.DrawFn) -> ReflectionCycleParams:
         fields["amplitude"] = draw(st.floats(-100, 100))
     if schedule in ("triangular", "linear_decay", "cosine"):
         fields |= {"period": draw(st.sampled_from([0.7, 7.0, 11.3, 1200.0])), "phase": draw(st.floats(-1, 1))}
+    if schedule == "shuffled":
+        fields |= {"period": draw(st.sampled_from([1.0, 7.0, 30.0])), "phase": draw(st.floats(-1, 1))}
+        fields["shuffle_seed"] = draw(st.none() | st.integers(0, 3))
     if draw(st.booleans()):
         edges = st.tuples(st.integers(0, 20), st.integers(1, 20))
         fields["window"] = [[a, a + b] for a, b in draw(st.lists(edges, min_size=1, max_size=3))]

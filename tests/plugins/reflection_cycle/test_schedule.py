@@ -98,3 +98,16 @@ def test_rows_do_not_see_each_other(rows, name):
     together = schedule.WAVES[name](*columns)
     alone = [schedule.WAVES[name](*(torch.tensor([v], dtype=torch.float64) for v in row)).item() for row in rows]
     assert together.tolist() == alone
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("period", [1, 60, 1200])
+def test_shuffled_has_the_offsets_of_the_wave_in_each_period_in_another_order(period, seed):
+    t = torch.arange(3 * period, dtype=torch.float64)
+    order = torch.tensor(schedule.shuffled_order(period, seed)).expand(len(t), -1)
+    form = [column(value, t) for value in (5.0, float(period), 0.1)]
+    wave, ours = schedule.triangular(t, *form), schedule.shuffled(t, *form, order)
+    for one in ours.chunk(3):
+        assert torch.equal(one.sort().values, wave[:period].sort().values)
+    assert period == 1 or not torch.equal(ours, wave)
+    assert period == 1 or schedule.shuffled_order(period, seed) != schedule.shuffled_order(period, seed + 1)

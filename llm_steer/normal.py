@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from fractions import Fraction
 
 _SPACING = re.compile(
@@ -39,6 +40,29 @@ _UNITS = {
 }
 _SHORT_WORDS = {"yes", "no", "odd", "one", "two", "six", "ten", "all", "any"}
 _POWER = {"squared": "2", "square": "2", "sq": "2", "cubed": "3", "cubic": "3", "cu": "3"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """An answer in the forms in which it is compared."""
+
+    word: str | None
+    unit: str | None
+    text: str
+
+    @classmethod
+    def of(cls, answer: str) -> Form:
+        quantity, unit = split_unit(answer)
+        return cls(word(answer), unit, as_interval(compact(quantity)))
+
+    @property
+    def value(self) -> str:
+        """The same for all spellings: two answers with one value are one vote."""
+        if self.word is not None:
+            return self.word
+        bare = without_name(self.text)
+        number = rational(bare)
+        return bare if number is None else str(number)
 
 
 def plain_text(answer: str) -> str:
