@@ -147,8 +147,14 @@ def test_nobody_is_there() -> None:
 
 
 def test_no_more_than_parallel(serve: Any) -> None:
-    server = serve(slow(0.02))
-    Engine.from_url(server.url, parallel=3).run(questions(12))
+    three = threading.Barrier(3, timeout=30)  # none is answered before there are three
+
+    def answer(body: dict[str, Any]) -> str:
+        three.wait()
+        return echo(body)
+
+    server = serve(answer)
+    assert [r.error for r in Engine.from_url(server.url, parallel=3).run(questions(12))] == [None] * 12
     assert server.most_busy == 3
 
 
