@@ -102,7 +102,8 @@ def test_adapters_prompt_logprobs_and_several_outputs(
 
     # Each of several outputs of a closed loop has a state, and a trace, of its own.
     prompt, steer = asked[12]
-    params = {**GREEDY, "n": 3, "extra_args": {"steer": steer}}
+    likeliest = {"temperature": 1.0, "top_k": 1}  # as good as greedy, which takes no n
+    params = {**GREEDY, **likeliest, "n": 3, "extra_args": {"steer": steer}}
     (outputs,) = engine.generate([{"prompt_token_ids": prompt, "params": params}])
     for output in outputs:
         assert output["token_ids"] == wanted[12][0]
