@@ -4,10 +4,10 @@
 
 The model thinks, without steering, and opens its box. There the arms differ: ``model`` writes on; ``forced`` has the verdict
 force the answer, so it is the solver with the propositions that were detected; ``steered`` only pushes hidden states towards
-``True`` or ``False``. Propositions are detected by ``words`` (a string match) or in hidden states (``states``: difference of
-means, from training problems). ``solver`` parses the text and solves it, with no model at all. Controls: rules of another
-problem, and random directions of the same norm. What steers acts behind the box's opening only, so all arms share what was
-thought; thinking that never ends is wrong in all of them.
+``True`` or ``False``. Propositions are detected by ``words`` (a string match) or in hidden states (``states``: a probe for
+each class, fitted on training problems). ``solver`` parses the text and solves it, with no model at all. Controls: rules of
+another problem, and random directions of the same norm. What steers acts behind the box's opening only, so all arms share
+what was thought; thinking that never ends is wrong in all of them.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from llm_steer.eval.testbed.words import PEOPLE
 from llm_steer.plugins.activation_reasoning import ActivationReasoning, ActivationReasoningParams
 from llm_steer.plugins.activation_reasoning.concepts import LEVELS, Concept, Dictionary, direction_concept, unit
 from llm_steer.plugins.activation_reasoning.find import Encoded, find
+from llm_steer.plugins.activation_reasoning.params import parse_program
 from measuring import in_words, machine, print_json, say, table
 
 from llm_steer.artifact import ModelIdentity, Shelf
@@ -119,7 +120,7 @@ class Bench:
         return found
 
     def dictionary(self, asked: Sequence[Asked]) -> tuple[Dictionary, dict[str, float]]:
-        """Kinds by difference of means over the prompts' tokens; ``True`` and ``False`` where the box opens."""
+        """Kinds by a probe over the prompts' tokens; ``True`` and ``False`` where the box opens."""
         states = self.states(asked, (self.detect, self.steered))
         concepts, report = list[Concept](), {}
         pieces = {kind: [self.tokenizer.convert_tokens_to_ids(form) for form in (kind, f"Ġ{kind}")] for kind in KINDS}
@@ -128,7 +129,7 @@ class Bench:
             for number, (one, state) in enumerate(zip(asked, states, strict=True)):
                 label = torch.tensor([token in pieces[kind] for token in one.prompt[1:]])
                 examples.append(Encoded(state[self.detect][1 : len(one.prompt)], {kind: label}, number % 2 == 1))
-            concept = find(kind, examples, "direction")
+            concept = find(kind, examples, "probe")
             concepts.append(concept)
             report[f"auc.{kind}"] = concept.report["token/auc"]
         at_box = [(o.problem.answer, s[self.steered][-1]) for o, s in zip(asked, states, strict=True) if o.thought]
@@ -202,12 +203,17 @@ class Bench:
         logits = out.logits[:, -1].float()
         runtime.logits(logits, slot[:, 0], position[:, -1])
         names = {token: name for name, token in self.answer.items()}
+        plugin: Any = runtime.plugin(ActivationReasoning)
+        actions, width = parse_program(shelf.declared[0].program).actions, len(plugin.detector.literals)
         found: list[tuple[str | None, str | None, set[str]]] = [(None, None, set())] * len(asked)
         for number, index in enumerate(there):
-            (told,) = runtime.trace(number, torch.tensor(asked[index].thought))["plugins"]
-            verdicts = [a["when"] for a in told["moments"][-1]["actions"] if a["kind"] == "log"] if told["moments"] else []
+            # What traces are made of, without their proofs.
+            moments, _ = plugin.history.entries(number)
+            acting = [actions[column - width] for column in (moments[-1][1] if moments else ()) if column >= width]
+            verdicts = [action.when for action in acting if action.kind == "log"]
             verdict = {"yes": "True", "no": "False"}[verdicts[0]] if len(verdicts) == 1 else None
-            seen = {name for moment in told["moments"] for name in moment["detected"] if name.startswith("is_")}
+            facts = {plugin.detector.literals[column][1].atom for _, true in moments for column in true if column < width}
+            seen = {atom for atom in facts if atom.startswith("is_")}
             found[index] = names.get(int(logits[number].argmax())), verdict, seen
             runtime.release(number)
         return found

@@ -248,7 +248,7 @@ def test_preemption(engines: Engines, llama: Path, files: Path, wanted: list[tup
         {"id": str(i), "prompt_token_ids": requests()[i][0],
          "params": {**options_of(TOKENS), "extra_args": {"steer": requests()[i][1]}}} for i in chosen
     ]  # fmt: skip
-    played = engine.call("play", script=[{"add": [request]} for request in add])
+    played = engine.call("play", script=[{"add": add}])
     assert played["preemptions"] > 0
     for i in chosen:
         assert played["tokens"][str(i)] == wanted[i][0], requests()[i]
