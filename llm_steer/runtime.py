@@ -134,22 +134,20 @@ class Runtime:
                 if layer in self._layers[name]:
                     hidden += self._plugins[name].residual(layer, hidden, part)
 
-    def logits(
-        self, logits: torch.Tensor, slot: torch.Tensor, position: torch.Tensor, *, feedback: bool | None = None
-    ) -> None:
+    def logits(self, logits: torch.Tensor, slot: torch.Tensor, position: torch.Tensor, *, raw: bool | None = None) -> None:
         """After a forward pass: let plugins change the logits.
 
         Args:
             logits: float32 ``[num_rows, vocab_size]``.
             slot: int64 ``[num_rows]``.
             position: int64 ``[num_rows]``, position of the token that was fed at the row.
-            feedback: only the plugins that measure logits, or only the others: for hosts that show the former raw logits.
+            raw: only the plugins that see raw logits, or only the others: for hosts that call the former before other masks.
         """
         rows = self.tracker.rows(slot, position)
         for order, members in self._orders():
             part = rows if members is None else _only(rows, members, self.context.nobody)
             for name in order:
-                if feedback is None or self._plugins[name].sees_raw_logits() is feedback:
+                if raw is None or self._plugins[name].sees_raw_logits() is raw:
                     self._plugins[name].logits(logits, part)
 
     def _orders(self) -> list[tuple[list[str], torch.Tensor | None]]:

@@ -74,10 +74,19 @@ class RaggedTable:
 
     def rows(self, slot: torch.Tensor) -> torch.Tensor:
         """The lists of some slots (int64 ``[n]``): ``[n, width]``."""
+        self.flush()
+        return self._device.index_select(0, slot)
+
+    def at(self, slot: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """One item of each list, int64 ``[n]`` both: ``[n]``. An index beyond the table's width gives the last item."""
+        self.flush()
+        return self._device[slot, index.clamp(max=self._device.shape[1] - 1)]
+
+    def flush(self) -> None:
+        """Bring the device up to date. Cheap when nothing changed."""
         if self._dirty:
             copy_async(self._host, self._device)
             self._dirty = False
-        return self._device.index_select(0, slot)
 
 
 def copy_async(source: torch.Tensor, target: torch.Tensor) -> None:

@@ -237,16 +237,16 @@ class Tracker:
         opens, closes = (code & automaton.opens) != 0, (code & ENDED) != 0
 
         index = torch.arange(len(position), device=position.device)
-        run = _latest(first, index)
+        run = latest(first, index)
         start, inside, ended = (field[run] for field in self._unpack(before))
-        event = _latest(opens | closes, index)
+        event = latest(opens | closes, index)
         # A second opener inside an open span opens nothing: only the first after a closer (or the carry) counts.
         previous = torch.cat([event.new_full((1,), -1), event])[:-1]
         was_open = torch.where(previous >= run, opens[previous], inside)
-        opened = _latest(opens & ~was_open, index)
+        opened = latest(opens & ~was_open, index)
         inside = torch.where(event >= run, opens[event], inside)
         start = torch.where(opened >= run, torch.maximum(position[opened] + 1, prompt_len), start)
-        ended = ended | (_latest(closes & (position >= prompt_len), index) >= run)
+        ended = ended | (latest(closes & (position >= prompt_len), index) >= run)
         state = ((start + 1) << automaton.bits) + (code & automaton.matched) + inside * INSIDE + ended * ENDED
         return state, code
 
@@ -285,6 +285,6 @@ class Tracker:
         self._ring[slot, position % self._ring_size] = torch.stack([position, state], dim=1)
 
 
-def _latest(flag: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def latest(flag: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Index of the last True at or before each position; -1 where there is none."""
     return torch.where(flag, index, -1).cummax(0).values

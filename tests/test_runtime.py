@@ -440,7 +440,7 @@ def test_plugins_of_one_kind_see_the_logits():
     runtime.forward(long(3), long(0), long(0))
     for feedback, want in ((True, 2.0), (False, 4.0), (None, 8.0)):
         logits = torch.ones(1, VOCAB)
-        runtime.logits(logits, long(0), long(0), feedback=feedback)
+        runtime.logits(logits, long(0), long(0), raw=feedback)
         assert logits.unique().tolist() == [want]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from llm_steer.plugin import Context, Tokens
-from llm_steer.tracking import RING
+from llm_steer.tracking import RING, latest
 
 
 class History:
@@ -46,9 +46,5 @@ def runs(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
     first[1:] = (slot[1:] != slot[:-1]) | (position[1:] != position[:-1] + 1) | (position[1:] == 0)
     ends = torch.ones_like(first)
     ends[:-1] = first[1:]
-    return latest(first), len(slot) - 1 - latest(ends.flip(0)).flip(0)
-
-
-def latest(flag: torch.Tensor) -> torch.Tensor:
-    """Index of the last True at or before each place; -1 where there is none."""
-    return torch.where(flag, torch.arange(len(flag), device=flag.device), -1).cummax(0).values
+    index = torch.arange(len(slot), device=slot.device)
+    return latest(first, index), len(slot) - 1 - latest(ends.flip(0), index).flip(0)

@@ -13,8 +13,9 @@ from llm_steer.errors import SteerError
 from llm_steer.plugin import Context, Flag, Params, Plugin, Rows, Tokens
 from llm_steer.slots import SlotTable
 from llm_steer.tokens import Vocabulary
+from llm_steer.tracking import latest
 
-from .history import History, latest, runs
+from .history import History, runs
 from .sets import TokenSets
 
 
@@ -89,7 +90,8 @@ class Tip(Plugin[TipParams]):
     def step(self, tokens: Tokens) -> None:
         slot, position = tokens.slot, tokens.output_position
         start, end = runs(tokens)
-        switch = latest(self._ids.contains(slot, tokens.ids) & (position >= 0))
+        index = torch.arange(len(slot), device=slot.device)
+        switch = latest(self._ids.contains(slot, tokens.ids) & (position >= 0), index)
         carried = self._last.at(slot, position - 1)[start]
         self._last.store(tokens, torch.where(switch >= start, position[switch], carried), end)
 
@@ -99,7 +101,7 @@ class Tip(Plugin[TipParams]):
 
     def finish(self, slot: int, tokens: Tokens, rows: Rows) -> dict[str, Any]:
         switch = self._ids.contains(tokens.slot, tokens.ids) & self._flags["steers"][slot]
-        upto = latest(switch)
+        upto = latest(switch, torch.arange(len(switch), device=switch.device))
         delta, acts = self._offsets(rows, torch.cat([upto.new_full((1,), -1), upto])[: len(upto)])
         return {
             "steered_steps": int((acts & (delta != 0)).sum()),

@@ -122,7 +122,8 @@ class ReflectionCycle(Plugin[ReflectionCycleParams]):
             if kind == "piecewise":
                 value = schedule.piecewise(t, *(table.rows(rows.slot) for table in self._points))
             elif kind == "shuffled":
-                value = schedule.shuffled(t, *form, self._order.rows(rows.slot))
+                another = self._order.at(rows.slot, schedule.place(t, number["period"]))
+                value = schedule.triangular(another.to(t.dtype), *form)
             else:
                 value = schedule.WAVES[kind](t, *form)
             delta = value if delta is None else torch.where(number["kind"] == index, value, delta)

@@ -62,20 +62,14 @@ def piecewise(t: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor
     return y0 + (y1 - y0) * share
 
 
-def shuffled(
-    t: torch.Tensor, amplitude: torch.Tensor, period: torch.Tensor, phase: torch.Tensor, order: torch.Tensor
-) -> torch.Tensor:
-    """The triangular wave's offsets in another order: what a wave is worth for coming in this one.
-
-    Args:
-        order: int64 ``[rows, longest period]``, for each token of a period (a whole number) the one whose offset it gets.
-    """
-    step = torch.remainder(t, period.clamp(min=1)).to(torch.int64).clamp(max=order.shape[1] - 1)  # nobody has period 0
-    return triangular(order.gather(1, step[:, None])[:, 0].to(t.dtype), amplitude, period, phase)
+def place(t: torch.Tensor, period: torch.Tensor) -> torch.Tensor:
+    """Index of a token in its period (a whole number): int64 ``[rows]``."""
+    return torch.remainder(t, period.clamp(min=1)).to(torch.int64)  # nobody has period 0
 
 
 def shuffled_order(period: int, seed: int) -> list[int]:
-    """The order for one period."""
+    """For each token of a period the one whose offset it gets: the triangular wave in another order, which shows what a wave
+    is worth for coming in this one."""
     return random.Random(seed).sample(range(period), period)
 
 

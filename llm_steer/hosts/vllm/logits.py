@@ -91,9 +91,9 @@ class SteerLogitsProcessor(LogitsProcessorV1, LogitsProcessorV2):  # type: ignor
         if steering is None or not steering.steers(None if ctx is None else ctx.idx_mapping_np):
             return logits
         if ctx is None:
-            steering.logits(logits, feedback=False)
+            steering.logits(logits, raw=False)
         else:
-            steering.logits(logits, ctx.expanded_idx_mapping, ctx.pos, feedback=False)
+            steering.logits(logits, ctx.expanded_idx_mapping, ctx.pos, raw=False)
         return logits
 
     def _check_attached(self, params: Any) -> None:

@@ -78,7 +78,7 @@ def around_apply_logits_processors(original: Callable[..., Any]) -> Callable[...
     def apply_logits_processors(self: Any, logits: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         steering = _of(self)
         if steering is not None and steering.measures and steering.steers():
-            steering.logits(logits, feedback=True)
+            steering.logits(logits, raw=True)
         return original(self, logits, *args, **kwargs)
 
     return apply_logits_processors
@@ -153,7 +153,7 @@ def around_apply_sampling_params(original: Callable[..., Any]) -> Callable[..., 
         steering = _of(self)
         if steering is not None and steering.measures and steering.steers(idx_mapping_np):
             logits = logits.to(torch.float32, copy=True)  # the ones that come in are reported as log-probabilities
-            steering.logits(logits, expanded_idx_mapping, pos, feedback=True)
+            steering.logits(logits, expanded_idx_mapping, pos, raw=True)
         return original(self, logits, expanded_idx_mapping, idx_mapping, idx_mapping_np, pos, *args, **kwargs)
 
     return apply_sampling_params

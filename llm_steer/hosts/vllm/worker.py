@@ -194,14 +194,14 @@ class WorkerSteering:
         rows: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
         *,
-        feedback: bool,
+        raw: bool,
     ) -> None:
         """After a forward pass: let plugins change the logits, in place.
 
         Args:
             logits: float32 ``[num_rows, vocab_size]``.
             rows, positions: ``[num_rows]``, whose each row is and where the token stands that was fed; None: as in ``step``.
-            feedback: see :meth:`Runtime.logits`.
+            raw: see :meth:`Runtime.logits`.
         """
         assert self._runtime is not None
         if rows is None or positions is None:
@@ -209,7 +209,7 @@ class WorkerSteering:
             slots, positions = self._fed
         else:
             slots, positions = self._rows.slots()[rows], positions.to(torch.int64)
-        self._runtime.logits(logits, slots, positions, feedback=feedback)
+        self._runtime.logits(logits, slots, positions, raw=raw)
 
     @property
     def measures(self) -> bool:

@@ -104,7 +104,7 @@ def test_what_closed_loops_did_is_told_once_while_there_is_room() -> None:
         worker.step(ids, torch.tensor([0, 1]), torch.tensor([0, 2]))
         logits = torch.zeros(1, 32)
         logits[0, 4] = 9.0  # the end of thinking is the likeliest token
-        worker.logits(logits, feedback=True)
+        worker.logits(logits, raw=True)
         worker.leave(0)
         worker.finish([f"r{number}"])
     assert not worker.measures

@@ -17,6 +17,7 @@ from llm_steer.plugin import Context
 from llm_steer.runtime import Runtime, replay
 from llm_steer.spec import Steer
 from llm_steer.tokens import Vocabulary
+from support.portions import in_portions
 
 THINK, END, VOCAB = 1, 2, 16
 MARKERS = Markers(((THINK,),), ((END,),))
@@ -73,17 +74,7 @@ def test_in_any_portions_with_drafts_that_are_taken_back(requests, data):
     for slot, (params, prompt, _) in enumerate(requests):
         runtime.admit(slot, steer(data.draw(parameters())), long(9, 9))
         runtime.admit(slot, steer(params), long(*prompt))
-    done = [0] * len(requests)
-    while any(n < len(output) for n, (_, _, output) in zip(done, requests, strict=True)):
-        fed = []
-        for slot, (_, prompt, output) in enumerate(requests):
-            count = data.draw(st.integers(0, 4))
-            part = output[done[slot] : done[slot] + count]
-            drafts = data.draw(st.lists(ID, max_size=3))  # rejected: overwritten by what is fed next
-            fed += [(token, slot, len(prompt) + done[slot] + n) for n, token in enumerate([*part, *drafts])]
-            done[slot] += len(part)
-        if fed:
-            runtime.forward(*(long(*column) for column in zip(*fed, strict=True)))
+    for done in in_portions(runtime, requests, ID, data):
         for slot, (params, prompt, output) in enumerate(requests):
             check(runtime, slot, params, prompt + output[: done[slot]], len(prompt))
 
