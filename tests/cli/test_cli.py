@@ -129,7 +129,9 @@ def test_a_reader_that_goes_away_is_no_error():
 
 def test_ctrl_c_in_a_process_exits_130(tmp_path):
     code = (
-        "import time\nfrom llm_steer.cli import main, show\n"
+        # As at a terminal, also where the tests are started in the background, which ignores Ctrl-C.
+        "import signal, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from llm_steer.cli import main, show\n"
         f"def wait(name):\n    open({str(tmp_path / 'ready')!r}, 'w').close(); time.sleep(60)\n"
         "show.get_plugin = wait\nmain(['show', 'x'])"
     )
