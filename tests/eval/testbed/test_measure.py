@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from llm_steer.eval.testbed import reading
 from llm_steer.eval.testbed import statistics as stats
-from llm_steer.eval.testbed.measure import _votes, measure
+from llm_steer.eval.testbed.entailment import MODALITIES, Entailment
+from llm_steer.eval.testbed.measure import Bench, _votes, measure
 from llm_steer.eval.testbed.sampling import Response
 from llm_steer.eval.testbed.tokenizer import build
 
@@ -79,3 +80,13 @@ def test_every_section_runs(tmp_path: Path) -> None:
     report = measure(MODELS, count=20, only=("accuracy", "reflection", "confidence", "modalities"), say=lambda line: None)
     assert report.count("### ") == 4
     assert "toy" in report
+
+
+def test_modalities_are_asked_the_same_problems():
+    """Votes and differences over modalities mean nothing otherwise."""
+    bench = Bench(Path(), count=5)
+    asked = [bench.problems(Entailment(modality), 4) for modality in MODALITIES]
+    for words, code, table in zip(*asked, strict=True):
+        assert words.prompt == code.prompt == table.prompt
+        assert words.answer == code.answer == table.answer
+        assert [p.system for p in (words, code, table)] == list(MODALITIES)
