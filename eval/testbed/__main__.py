@@ -80,7 +80,7 @@ def show(
     rng = random.Random(seed)
     for part in RECIPES[name].parts:
         problem = draw(part.task, rng, part.task.levels[1], "train")
-        trace = write(part.task.walk(problem), rng, RECIPES[name].mix)
+        trace = write(part.task.walk(problem), rng, part.mix)
         typer.echo(f"[{problem.task}, level {problem.level}] {problem.prompt}\n<think>{trace.text}\n")
 
 

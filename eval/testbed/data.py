@@ -33,7 +33,7 @@ def example(recipe: Recipe, rng: random.Random, step: int) -> tuple[Problem, Tra
     part = rng.choices(parts, [sum(p.weights.values()) for p in parts])[0]
     level = rng.choices(list(part.weights), list(part.weights.values()))[0]
     problem = draw(part.task, rng, level, "train")
-    return problem, write(part.task.walk(problem), rng, recipe.mix.at(progress(recipe, step)))
+    return problem, write(part.task.walk(problem), rng, part.mix.at(progress(recipe, step)))
 
 
 def batches(

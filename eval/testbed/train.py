@@ -64,8 +64,8 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForC
 
 def fingerprint(recipe: Recipe, seed: int) -> str:
     """SHA-256 of everything that decides a checkpoint: the recipe, the seed and the code."""
-    parts = [(part.task.name, sorted(part.weights.items())) for part in recipe.parts]
-    fields = {**vars(recipe), "parts": parts, "mix": vars(recipe.mix), "seed": seed}
+    parts = [(part.task.name, sorted(part.weights.items()), vars(part.mix)) for part in recipe.parts]
+    fields = {**vars(recipe), "parts": parts, "seed": seed}
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
     for name in SOURCES:
         digest.update((Path(__file__).parent / name).read_bytes())

@@ -94,13 +94,13 @@ def written(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     models = tmp_path / "models"
     models.mkdir()
     (models / "model.safetensors").write_bytes(b"none")
-    mix = RECIPES["logic"].mix
+    mixes = {part.task.name: part.mix for part in RECIPES["logic"].parts}
     drawn: list[str] = []
 
     def sample(model: Any, tokenizer: Any, problems: Any, *, seed: int) -> Any:
         rng = random.Random(seed)
         drawn.append(problems[0].system)
-        texts = [write(Entailment(problem.system).walk(problem), rng, mix).text for problem in problems]
+        texts = [write(Entailment(p.system).walk(p), rng, mixes[f"entailment-{p.system}"]).text for p in problems]
         return bench.sampling.Answers([bench.sampling.Response(text.split(), text, finished=True) for text in texts], 1.0)
 
     monkeypatch.setattr(bench.sampling, "sample_hf", sample)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,14 @@ import torch
 from llm_steer.eval.testbed import MODELS, sampling
 from llm_steer.eval.testbed.arithmetic import Arithmetic
 from llm_steer.eval.testbed.card import loss_curve
+from llm_steer.eval.testbed.data import example
 from llm_steer.eval.testbed.muon import orthogonalise
 from llm_steer.eval.testbed.problem import held_out
 from llm_steer.eval.testbed.recipes import RECIPES, Part
 from llm_steer.eval.testbed.tokenizer import build
+from llm_steer.eval.testbed.traces import Mix
 from llm_steer.eval.testbed.train import CARD, LOG, fingerprint, schedule, train
+from llm_steer.eval.testbed.words import Words
 
 SMOKE = dataclasses.replace(
     RECIPES["arithmetic"],
@@ -88,6 +92,21 @@ def test_log_and_card(folder: Path) -> None:
     assert log.splitlines()[-1] in card
     assert fingerprint(SMOKE, 3) in card
     assert "seed 3" in card
+
+
+def test_each_part_has_its_own_flaws() -> None:
+    """Only the part whose mix has slips slips, and a change of one mix is another recipe."""
+    spotless = Mix(slip=(0, 0, 0), spoil=0)
+    clumsy = Mix(slip=(1, 1, 1), fix=0, storm=0)
+    recipe = dataclasses.replace(
+        RECIPES["logic"], parts=(Part(Words(), {4: 1}, spotless), Part(Arithmetic(), {4: 1}, clumsy))
+    )
+    rng = random.Random(0)
+    for _ in range(20):
+        problem, trace = example(recipe, rng, recipe.steps)
+        assert trace.counts["slips"] == (trace.counts["steps"] if problem.task == "arithmetic" else 0)
+    other = dataclasses.replace(recipe, parts=(Part(Words(), {4: 1}, Mix()), recipe.parts[1]))
+    assert fingerprint(other, 0) != fingerprint(recipe, 0)
 
 
 def test_schedule() -> None:
