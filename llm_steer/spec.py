@@ -286,7 +286,7 @@ def _explain(plugin: type[Plugin[Any]], error: ValidationError, given: Mapping[s
     name = prefix + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
     if first["type"] == "extra_forbidden":
         return SteerError(name, first["input"], _a_parameter(plugin, str(path[-1])))
-    phrases = dict.fromkeys(_phrase(p) for where, p in alternatives if where == path)
+    phrases = dict.fromkeys(_phrase(p) + _limits(plugin, path, p["type"]) for where, p in alternatives if where == path)
     return SteerError(name, None if first["type"] == "missing" else first["input"], " or ".join(phrases))
 
 
@@ -302,6 +302,20 @@ def _path(location: tuple[int | str, ...], given: Any, missing: bool) -> tuple[i
             except (LookupError, TypeError):
                 given = None
     return tuple(path)
+
+
+def _limits(plugin: type[Plugin[Any]], path: Sequence[int | str], problem: str) -> str:
+    """The range of a number that is none: pydantic tells of it only once it has a number."""
+    if not problem.startswith(("float_", "int_", "finite_")):
+        return ""
+    schemas = [{"properties": plugin.Params.model_json_schema()["properties"]}]
+    for part in path:
+        inner = [s.get("items") if isinstance(part, int) else s.get("properties", {}).get(part) for s in schemas]
+        schemas = [option for schema in inner if schema for option in schema.get("anyOf", [schema])]
+    wordings = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+    numbers = [s for s in schemas if s.get("type") in ("number", "integer")]
+    bounds = [f"{words} {n[key]}" for n in numbers[:1] for key, words in wordings.items() if key in n]
+    return "".join(f", {bound}" for bound in bounds[:1]) + "".join(f" and {bound}" for bound in bounds[1:])
 
 
 def _phrase(problem: Mapping[str, Any]) -> str:

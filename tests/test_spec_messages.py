@@ -21,6 +21,7 @@ def _two_plugins(monkeypatch):
 
 
 FIELDS = ", ".join(ReflectionCycleParams.model_fields)
+AMPLITUDE = "at least -100 and at most 100"
 DEEP = "[" * 900 + "]" * 900
 
 
@@ -30,25 +31,25 @@ def _numbered(cases: list[tuple[Any, ...]]) -> list[str]:
 
 
 BAD_FIELDS = [
-    ("amplitude", "abc", "'abc'", "a valid number"),
-    ("amplitude", "5", "'5'", "a valid number"),
-    ("amplitude", None, "None", "a valid number"),
-    ("amplitude", True, "True", "a valid number"),
-    ("amplitude", [5], "[5]", "a valid number"),
-    ("amplitude", {"a": 1}, "{'a': 1}", "a valid number"),
-    ("amplitude", math.nan, "nan", "a finite number"),
-    ("amplitude", math.inf, "inf", "a finite number"),
-    ("amplitude", -1e999, "-inf", "a finite number"),
+    ("amplitude", "abc", "'abc'", f"a valid number, {AMPLITUDE}"),
+    ("amplitude", "5", "'5'", f"a valid number, {AMPLITUDE}"),
+    ("amplitude", None, "None", f"a valid number, {AMPLITUDE}"),
+    ("amplitude", True, "True", f"a valid number, {AMPLITUDE}"),
+    ("amplitude", [5], "[5]", f"a valid number, {AMPLITUDE}"),
+    ("amplitude", {"a": 1}, "{'a': 1}", f"a valid number, {AMPLITUDE}"),
+    ("amplitude", math.nan, "nan", f"a finite number, {AMPLITUDE}"),
+    ("amplitude", math.inf, "inf", f"a finite number, {AMPLITUDE}"),
+    ("amplitude", -1e999, "-inf", f"a finite number, {AMPLITUDE}"),
     ("amplitude", 100.5, "100.5", "less than or equal to 100"),
     ("amplitude", -101, "-101", "greater than or equal to -100"),
-    ("amplitude", 10**5000, "a value of type int that cannot be shown", "a valid number"),
-    ("amplitude", 1 + 2j, "(1+2j)", "a valid number"),
+    ("amplitude", 10**5000, "a value of type int that cannot be shown", f"a valid number, {AMPLITUDE}"),
+    ("amplitude", 1 + 2j, "(1+2j)", f"a valid number, {AMPLITUDE}"),
     ("period", 0, "0", "greater than or equal to 0.01"),
     ("period", -5.0, "-5.0", "greater than or equal to 0.01"),
     ("period", 2.0**31, "2147483648.0", "less than 2147483648"),
-    ("period", "1200", "'1200'", "a valid number"),
+    ("period", "1200", "'1200'", "a valid number, at least 0.01 and below 2147483648"),
     ("phase", 1.5, "1.5", "less than or equal to 1"),
-    ("phase", math.nan, "nan", "a finite number"),
+    ("phase", math.nan, "nan", "a finite number, at least -1 and at most 1"),
     (
         "schedule",
         "sine",
@@ -75,8 +76,8 @@ BAD_FIELDS = [
     ("preset", 1, "1", "'reference'"),
     ("preset", ["reference"], "['reference']", "'reference'"),
     ("start_position", -1, "-1", "greater than or equal to 0"),
-    ("start_position", 2.5, "2.5", "a valid integer"),
-    ("start_position", "3", "'3'", "a valid integer"),
+    ("start_position", 2.5, "2.5", "a valid integer, at least 0 and below 2147483648"),
+    ("start_position", "3", "'3'", "a valid integer, at least 0 and below 2147483648"),
     ("start_position", 2**63, "9223372036854775808", "less than 2147483648"),
     ("leading_space", 2, "2", "a valid boolean"),
     ("leading_space", "yes", "'yes'", "a valid boolean"),
@@ -99,9 +100,9 @@ BAD_FIELDS = [
     ("words", [], "[]", "a list with at least one word, unless token_ids are given"),
     ("token_ids[0]", [-1], "-1", "greater than or equal to 0"),
     ("token_ids[1]", [3, 2**31], "2147483648", "less than 2147483648"),
-    ("token_ids[0]", [1.5], "1.5", "a valid integer"),
-    ("token_ids[0]", ["3"], "'3'", "a valid integer"),
-    ("token_ids[0]", [True], "True", "a valid integer"),
+    ("token_ids[0]", [1.5], "1.5", "a valid integer, at least 0 and below 2147483648"),
+    ("token_ids[0]", ["3"], "'3'", "a valid integer, at least 0 and below 2147483648"),
+    ("token_ids[0]", [True], "True", "a valid integer, at least 0 and below 2147483648"),
     ("token_ids", 3, "3", "a valid list"),
     ("token_ids", list(range(1025)), "a list of 1025 items", "a list of at most 1024 items, not 1025"),
     ("token_ids[0]", [10**400], "10000", "less than 2147483648"),
@@ -220,8 +221,20 @@ BAD_REQUESTS = [
     ("[" * 60_000, {}, "steer", "a str of 60000 characters", "valid JSON, not nested as deeply"),
     ("[" * 70_000, {}, "steer", "a str of 70000 characters", "at most 65536 characters of JSON"),
     (DEEP, {}, "steer[0]", "[[[[[[...]]]]]]", "the name of a plugin, or a mapping with one"),
-    ('{"name": "reflection_cycle", "amplitude": 1e999}', {}, "steer.amplitude", "inf", "a finite number"),
-    ('{"name": "reflection_cycle", "amplitude": NaN}', {}, "steer.amplitude", "nan", "a finite number"),
+    (
+        '{"name": "reflection_cycle", "amplitude": 1e999}',
+        {},
+        "steer.amplitude",
+        "inf",
+        "a finite number, at least -100 and at most 100",
+    ),
+    (
+        '{"name": "reflection_cycle", "amplitude": NaN}',
+        {},
+        "steer.amplitude",
+        "nan",
+        "a finite number, at least -100 and at most 100",
+    ),
 ]
 
 
@@ -271,9 +284,9 @@ def test_parameters_beside_several_defaults():
         (f"{RC}:words=*a", f"{RC}:words", "'*a'", "a list, not a text that holds one"),
         (f"{RC}:period=5,period=6", f"{RC}:period", "'6'", "given once"),
         (f"{RC}:=6", f"{RC}:", "6", f"a parameter of {RC}: {FIELDS}"),
-        (f"{RC}:period=", f"{RC}:period", "''", "a valid number"),
-        (f"{RC}:period=nan", f"{RC}:period", "nan", "a finite number"),
-        (f"{RC}:period=20:00", f"{RC}:period", "'20:00'", "a valid number"),
+        (f"{RC}:period=", f"{RC}:period", "''", "a valid number, at least 0.01 and below 2147483648"),
+        (f"{RC}:period=nan", f"{RC}:period", "nan", "a finite number, at least 0.01 and below 2147483648"),
+        (f"{RC}:period=20:00", f"{RC}:period", "'20:00'", "a valid number, at least 0.01 and below 2147483648"),
         (f"{RC}:amplitude=1e5", f"{RC}:amplitude", "100000.0", "less than or equal to 100"),
         (
             f"{RC}:" + "{",
@@ -282,7 +295,7 @@ def test_parameters_beside_several_defaults():
             "valid JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1))",
         ),
         (f"{RC}:" + '{"period": 1, "period": 2}', RC, "'{", "valid JSON ('period' is there twice)"),
-        (f"{RC}:" + '{"period": "x"}', f"{RC}:period", "'x'", "a valid number"),
+        (f"{RC}:" + '{"period": "x"}', f"{RC}:period", "'x'", "a valid number, at least 0.01 and below 2147483648"),
         (f"{RC}:@/does/not/exist", RC, "'/does/not/exist'", "a readable YAML file (No such file or directory)"),
     ],
 )

@@ -166,7 +166,9 @@ class Watcher(Plugin[Params]):
 
 
 @pytest.mark.parametrize(
-    "options", [{"num_beams": 2}, {"prompt_lookup_num_tokens": 3}, {"custom_generate": GenerationMixin._sample}], ids=str
+    "options",
+    [{"num_beams": 2}, {"prompt_lookup_num_tokens": 3}, {"custom_generate": GenerationMixin._sample}],
+    ids=lambda options: next(iter(options)),
 )
 def test_feedback_is_refused_where_rows_are_reordered_or_drafted(options, model, register):
     register(Watcher)
