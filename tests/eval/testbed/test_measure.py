@@ -10,8 +10,8 @@ import pytest
 from llm_steer.eval.testbed import reading
 from llm_steer.eval.testbed import statistics as stats
 from llm_steer.eval.testbed.entailment import MODALITIES, Entailment
-from llm_steer.eval.testbed.measure import Bench, _votes, measure
-from llm_steer.eval.testbed.sampling import Response
+from llm_steer.eval.testbed.measure import Bench, _to_beat, _votes, measure
+from llm_steer.eval.testbed.sampling import Answers, Response
 from llm_steer.eval.testbed.tokenizer import build
 
 TOKENIZER = build()
@@ -90,3 +90,20 @@ def test_modalities_are_asked_the_same_problems():
         assert words.prompt == code.prompt == table.prompt
         assert words.answer == code.answer == table.answer
         assert [p.system for p in (words, code, table)] == list(MODALITIES)
+
+
+def test_the_modality_to_beat_is_chosen_on_other_problems(monkeypatch):
+    chosen_on = set()
+
+    def ask(bench, name, task, level):
+        problems = bench.problems(task, level)
+        chosen_on.update(p.canonical for p in problems)
+        answers = [p.answer if task.modality == "table" else "" for p in problems]
+        texts = [f"</think>\\boxed{{{answer}}}" for answer in answers]
+        return problems, Answers([Response([], text, True) for text in texts], 1.0)
+
+    monkeypatch.setattr(Bench, "ask", ask)
+    bench = Bench(Path(), count=40)
+    assert _to_beat(bench, 5) == "table"
+    assert len(chosen_on) == 10
+    assert not chosen_on & {p.canonical for p in bench.problems(Entailment("table"), 5)}
