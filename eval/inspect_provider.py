@@ -186,7 +186,7 @@ def _message(text: str) -> ChatMessageAssistant:
     return ChatMessageAssistant(content=[ContentReasoning(reasoning=thought), ContentText(text=answer.strip())])
 
 
-@modelapi(name="llm-steer")
+@modelapi(name="llm-steer")  # type: ignore[untyped-decorator]
 def provider() -> type[ModelAPI]:
     """The provider, under the name that comes before the slash of ``--model``."""
     return Steered

@@ -1,6 +1,9 @@
 """Propositional entailment, in three modalities: words, Python code, and a truth table.
 
-A level is the number of atoms. The system message says which modality to use. The modalities fail in different ways:
+A level is the number of atoms. Level 6 is asked in words alone and is not trained on: it shows how far they reach. The
+other modalities would need hundreds of tokens more.
+
+The system message says which modality to use. The modalities fail in different ways:
 *words* goes through the premises twice and never argues by cases, so it calls some entailed goals uncertain; *code*
 translates every premise and lets the program decide, so it fails where a translation is wrong; *table* goes through the
 assignments that agree with the facts, and has as many chances to slip.
@@ -22,8 +25,8 @@ from llm_steer.eval.testbed.propositions import Assignment, Literal, Premise, as
 from llm_steer.eval.testbed.traces import Step, Walk, closing
 
 MODALITIES = ("words", "code", "table")
-FACTS = {3: 1, 4: 2, 5: 2}
-RULES = {3: 3, 4: 4, 5: 5}
+FACTS = {3: 1, 4: 2, 5: 2, 6: 2}
+RULES = {3: 3, 4: 4, 5: 5, 6: 6}
 """Premises of a level besides its facts: implications, and one in three a disjunction."""
 
 _CODE_OPEN, _CODE_CLOSE = (
@@ -41,13 +44,12 @@ CODE_PIECES = (_CODE_OPEN, _CODE_CLOSE, " in (0, 1)", " and (", ") and (", " if 
 class Entailment:
     """The task, in one modality."""
 
-    levels: ClassVar[tuple[int, ...]] = (3, 4, 5)
-
     def __init__(self, modality: str) -> None:
         if modality not in MODALITIES:
             raise ValueError(f"{modality!r} is not one of {', '.join(MODALITIES)}")
         self.modality = modality
         self.name = f"entailment-{modality}"
+        self.levels = (3, 4, 5, 6) if modality == "words" else (3, 4, 5)
 
     def sample(self, rng: random.Random, level: int) -> Problem:
         wanted = rng.choice(VERDICTS)

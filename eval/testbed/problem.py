@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from llm_steer.eval.testbed.traces import Walk
@@ -50,8 +50,10 @@ class Task(Protocol):
     @property
     def name(self) -> str: ...
 
-    levels: ClassVar[tuple[int, ...]]
-    """Level numbers, easiest first; a level's number is its count of steps, atoms or hops."""
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """Level numbers, easiest first; a level's number is its count of steps, atoms or hops."""
+        ...
 
     def sample(self, rng: random.Random, level: int) -> Problem:
         """Draw a problem of either split."""
