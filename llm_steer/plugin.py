@@ -97,6 +97,11 @@ class Params(BaseModel):
         """
         return self
 
+    def needs_prompt_ids(self) -> bool:
+        """Whether what these (resolved) parameters do hangs on which tokens the prompt holds, a think span that it opens for
+        example. A request whose prompt comes as embeddings is then refused instead of being steered otherwise."""
+        return False
+
     def shown(self) -> dict[str, Any]:
         """What a trace tells of them: JSON types."""
         return self.model_dump(mode="json", exclude_unset=True)

@@ -62,6 +62,9 @@ class AlphaOneParams(Params):
         vocabulary.check_ids([end], "end_id")
         return self.model_copy(update={"word_id": word, "slow_ids": slow, "end_id": end})
 
+    def needs_prompt_ids(self) -> bool:
+        return True  # what counts is thinking, which the prompt may have begun
+
 
 class AlphaOne(Plugin[AlphaOneParams]):
     """Up to the moment ``Wait`` is said behind a blank line, with a probability that falls from 1 to 0; after it, a ``Wait``

@@ -57,6 +57,9 @@ class TipParams(Params):
         origin = self.origin if self.origin != "auto" else "think" if vocabulary.has_think_markers else "output"
         return self.model_copy(update={"words": [], "token_ids": list(dict.fromkeys(ids)), "origin": origin})
 
+    def needs_prompt_ids(self) -> bool:
+        return self.origin != "output"
+
 
 class Tip(Plugin[TipParams]):
     """Keeps a model with its thought: switch words are less likely for a while after each of them.

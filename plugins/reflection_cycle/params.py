@@ -26,7 +26,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "multi_piece": "skip",
         "origin": "output",
         "window": [[0, 8192]],
-        "after_end": "off",
     },
 }
 
@@ -180,6 +179,15 @@ class ReflectionCycleParams(Params):
         update: dict[str, Any] = {"words": [], "token_ids": ids}
         if self.origin == "auto":
             update["origin"] = "think" if vocabulary.has_think_markers else "output"
-        if self.preset == "reference" and self.after_end == "off" and not vocabulary.has_think_markers:
+        if self.preset == "reference" and "after_end" not in self.model_fields_set and not vocabulary.has_think_markers:
             update["after_end"] = "continue"  # the released code looks for one id, and finds none
         return self.model_copy(update=update)
+
+    def needs_prompt_ids(self) -> bool:
+        return self.origin != "output"
+
+    def shown(self) -> dict[str, Any]:
+        shown = super().shown()
+        if self.words == []:  # they became token_ids
+            shown.pop("words", None)
+        return shown

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import BartConfig, BartForConditionalGeneration, GenerationMixin, LogitsProcessor
 
-from llm_steer import SteerError, steer, unsteer
+from llm_steer import SteerError, UnsupportedError, steer, unsteer
 from support.hf_rows import DONE, GREEDY, NEVER, THINKING, WAVE, batch, check_rows
 from support.oracle import Oracle, delta
 from support.vocabulary import END_THINK, EOS, PAD, REFLECTION, THINK
@@ -273,7 +273,9 @@ def test_prompts_given_as_embeddings(model):
     by_ids = model.generate(torch.tensor([THINKING]), **GREEDY | {"eos_token_id": None}, steer=own)
     assert result.sequences[1].tolist() == by_ids.sequences[0, 5:].tolist()
     assert model.steering.traces[0]["tokens"] == 24
-    check_rows(model.generate(inputs_embeds=embeds, **GREEDY), [[-1] * 5] * 2, [WAVE, WAVE])
+    with pytest.raises(UnsupportedError, match=r"reflection_cycle goes by the prompt's tokens.*origin='output'"):
+        model.generate(inputs_embeds=embeds, **GREEDY)  # in a think span, for all that is known
+    model.generate(inputs_embeds=embeds, **GREEDY, steer=["off", own])
     both = model.generate(torch.tensor([THINKING]), inputs_embeds=embeds[:1], **GREEDY)
     check_rows(both, [THINKING], [WAVE])
 

@@ -11,7 +11,7 @@ import functools
 import re
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -24,7 +24,7 @@ from llm_steer.errors import SteerError, UnsupportedError
 from llm_steer.hosts.vllm import compat, declared
 from llm_steer.hosts.vllm.declared import DEFAULTS
 from llm_steer.markers import Markers
-from llm_steer.plugin import Context
+from llm_steer.plugin import Context, Plugin
 from llm_steer.runtime import Runtime
 from llm_steer.spec import Spec
 
@@ -130,14 +130,20 @@ class Admission:
         """What a request with these ``extra_args`` asks for, in finished numbers. Raises as :meth:`stamp` does."""
         if STAMP in arguments:
             raise SteerError(STAMP, arguments[STAMP], "left out: steering is asked for with steer and steer_* keys")
-        request = spec.parse_flat(arguments, () if _unsteered.get() else self.defaults)
+        try:
+            request = spec.parse_flat(arguments, () if _unsteered.get() else self.defaults)
+        except SteerError:
+            name = arguments.get(spec.PREFIX)  # no parameter would make up for a plugin that was not declared
+            if isinstance(name, str) and registry.is_plugin(name):
+                self._check_declared([registry.get(name)])
+            raise
         if request.spec and _beams.get():
             raise UnsupportedError(
                 "steering and beam search exclude each other: vLLM's beam search ranks raw log-probabilities and drops "
                 "vllm_xargs; sample instead, or turn steering off (over HTTP vllm_xargs {'steer': 'off'}, offline "
                 "`with llm_steer.hosts.vllm.admission.unsteered():`)"
             )
-        self._check_declared(request.spec)
+        self._check_declared([steer.plugin for steer in request.spec])
         resolved = self._resolve(request.spec)
         self._check(resolved)
         if arguments.get("kv_transfer_params") and any(steer.plugin.steers_hidden_states() for steer in resolved):
@@ -150,21 +156,21 @@ class Admission:
     def _resolve(self, request: Spec) -> Spec:
         return spec.resolve(request, self._vocabulary, self.shelf)
 
-    def _check_declared(self, request: Spec) -> None:
+    def _check_declared(self, plugins: Iterable[type[Plugin[Any]]]) -> None:
         known = {steer.name for steer in self.defaults}
-        for steer in request:
-            if steer.name in known:
+        for plugin in plugins:
+            if plugin.name in known:
                 continue
-            if steer.plugin.steers_hidden_states():
+            if plugin.steers_hidden_states():
                 what = "steers hidden states, which is built into the model when it is loaded"
-            elif steer.plugin.needs_boundaries:
+            elif plugin.needs_boundaries:
                 what = "reads step boundaries, whose table engines get at start"
             else:
                 continue
             raise UnsupportedError(
-                f"{steer.name} {what}: start the engine with --logits-processor {steer.name}:key=value,... (the same: "
-                f"llm-steer serve MODEL --steer {steer.name}:key=value,...; offline: LLM(..., "
-                f"logits_processors=['{steer.name}:...'])); requests can then change its parameters or turn it off"
+                f"{plugin.name} {what}: start the engine with --logits-processor {plugin.name}:key=value,... (the same: "
+                f"llm-steer serve MODEL --steer {plugin.name}:key=value,...; offline: LLM(..., "
+                f"logits_processors=['{plugin.name}:...'])); requests can then change its parameters or turn it off"
             )
 
     def _check(self, request: Spec) -> None:
@@ -348,7 +354,16 @@ def _around_process_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
                 raise VLLMValidationError(str(error), parameter=error.field) from error
             except UnsupportedError as error:
                 raise VLLMValidationError(str(error), parameter=spec.PREFIX) from error
-        return original(self, request_id, prompt, params, *args, **kwargs)
+        request = original(self, request_id, prompt, params, *args, **kwargs)
+        stamp = read_stamp(params) if getattr(request, "prompt_embeds", None) is not None else None
+        for steer in spec.from_wire(stamp["plugins"]) if stamp else ():
+            if steer.params.needs_prompt_ids():
+                raise VLLMValidationError(
+                    f"{steer.name} goes by the prompt's tokens, such as one that opens a think span, which embeddings "
+                    "do not tell: count from the output (origin='output', where the method has it), or turn steering off",
+                    parameter=spec.PREFIX,
+                )
+        return request
 
     return process_inputs
 

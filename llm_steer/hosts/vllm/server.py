@@ -13,7 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-from llm_steer import spec
+from llm_steer import registry, spec
 from llm_steer.errors import SteerError, UnsupportedError, shorten
 from llm_steer.hosts.vllm import admission, artifacts, compat, trace, voting
 from llm_steer.hosts.vllm.voting import send_json as _send_json
@@ -23,8 +23,15 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 TOP_LEVEL = ("extra_args",)
-_SUSPECTS = re.compile(rb"steer|extra_args|use_beam_search|\\u|\x00", re.IGNORECASE)
+_CARRIER = re.compile("xarg|^extra", re.IGNORECASE)
+"""What fields are called that are meant to be vllm_xargs, or hold it: vLLM drops them."""
+_SUSPECTS = re.compile(rb"steer|extra_args|logits_processors|use_beam_search|\\u|\x00", re.IGNORECASE)
 _MISPLACED = "left out of the body's top level, where vLLM drops it: put it inside vllm_xargs"
+_MISPLACED_CARRIER = (
+    "called vllm_xargs, at the body's top level: vLLM drops this field (extra_body is an argument of the openai client, "
+    "which sends what is in it at the top level)"
+)
+_MISPLACED_NAME = "left out: a request asks with vllm_xargs {'steer': NAME}, and a server with --logits-processor NAME"
 _XARGS = "a text, a number or a list of these, as all of vllm_xargs; nested values go as JSON text into steer"
 _EVENT = re.compile(rb"^data: (\{.*\})$", re.MULTILINE)
 _WITHOUT_CHOICES = ("/v1/responses", "/v1/messages")
@@ -157,6 +164,10 @@ def _check_body(body: bytes, path: str, front_end: admission.Admission | None) -
     for key, value in request.items():
         if key in TOP_LEVEL or key.lower().startswith(spec.PREFIX):
             raise SteerError(key, value, _MISPLACED)
+        if key != "vllm_xargs" and _CARRIER.search(key) and f'"{spec.PREFIX}' in json.dumps(value).lower():
+            raise SteerError(key, value, _MISPLACED_CARRIER)
+        if key == "logits_processors" and any(registry.is_plugin(str(name).partition(":")[0]) for name in _items(value)):
+            raise SteerError(key, value, _MISPLACED_NAME)
     arguments = request.get("vllm_xargs")
     if arguments is None:
         return
@@ -182,10 +193,13 @@ def _check_body(body: bytes, path: str, front_end: admission.Admission | None) -
         front_end.read(arguments)
 
 
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
 def _fits_xargs(value: Any) -> bool:
     """vLLM's HTTP schema takes it."""
-    values = value if isinstance(value, list) else [value]
-    return all(isinstance(item, str | int | float) for item in values)
+    return all(isinstance(item, str | int | float) for item in _items(value))
 
 
 def _front_end(app: Any) -> admission.Admission | None:

@@ -12,7 +12,7 @@ import pytest
 
 from e2e import tiny
 from llm_steer import Params, Plugin
-from llm_steer.errors import SteerError
+from llm_steer.errors import SteerError, UnsupportedError
 from llm_steer.hosts.vllm import admission, compat, server, trace
 
 
@@ -234,6 +234,11 @@ def test_a_stream_without_an_end_mark_stays() -> None:
         (b'{"\\u0073teer": 1}', "steer"),
         (b'{"extra_args": {}}', "extra_args"),
         (b'{"ste\\u0065r_x": {"a": [1, {}]}}', "steer_x"),
+        (b'{"vllm_xarg": {"steer": "off"}}', "vllm_xarg"),
+        (b'{"VLLM_XARGS": {"steer_amplitude": 3}}', "VLLM_XARGS"),
+        (b'{"xargs": {"Steer": "off"}}', "xargs"),
+        (b'{"extra_body": {"vllm_xargs": {"steer": "off"}}}', "extra_body"),
+        (b'{"logits_processors": ["reflection_cycle:amplitude=3"]}', "logits_processors"),
         (b'{"use_beam_search": true, "vllm_xargs": {"steer": "reflection_cycle"}}', "steer"),
         (b'{"use_beam_search": true, "vllm_xargs": {"steer_amplitude": 3}}', "steer"),
         (b'{"use_beam_search": true, "vllm_xargs": {"steer": "nonsense"}}', "steer"),
@@ -256,13 +261,16 @@ def test_what_vllm_would_drop_is_refused(body: bytes, field: str) -> None:
         b'{"vllm_xargs": {"steer": "reflection_cycle"}}',
         b'{"messages": [{"content": "\\u0073teer"}]}',
         b'{"use_beam_search": false, "vllm_xargs": {"steer": "reflection_cycle"}}',
+        b'{"extra_body": {"top_k": 5}, "prompt": "steer"}',
+        b'{"tools": [{"parameters": {"steer": 1}}]}',
+        b'{"logits_processors": ["their:Class"]}',
         b'{"steer": ',
         b"[" * 100_000,
         b'["steer"]',
         b"\xff\xfe steer",
         b"",
     ],
-    ids=range(9),
+    ids=range(12),
 )
 def test_what_is_vllms_business_passes(body: bytes) -> None:
     status, _, answer, _, received = run([ANSWER], request=[body])
@@ -432,3 +440,28 @@ def test_a_processor_that_is_neither_a_plugin_nor_a_class_is_refused(named):
     with pytest.raises(SteerError, match="reflection_cycle"):
         admission._split_processors([named])
     assert admission._split_processors(["somebody.elses:Processor"]) == ((), ["somebody.elses:Processor"])
+
+
+def test_a_plugin_that_is_not_declared_is_told_so_before_its_parameters_are_looked_at():
+    """Its artifact would not help."""
+    for arguments in ({"steer": "rebalance"}, {"steer": "rebalance", "steer_artifact": "x"}):
+        with pytest.raises(UnsupportedError, match="--logits-processor rebalance:"):
+            front_end().stamp(SimpleNamespace(extra_args=arguments))
+
+
+def test_prompt_embeddings_are_refused_where_the_prompts_tokens_count():
+    pytest.importorskip("vllm", reason="raises vLLM's own error")
+    from vllm.exceptions import VLLMValidationError
+    from vllm.sampling_params import SamplingParams
+
+    processor = SimpleNamespace(llm_steer=front_end())
+    embedded = SimpleNamespace(prompt_embeds=[[0.5]])
+
+    def process(steer):
+        call = admission._around_process_inputs(lambda *arguments: embedded)
+        return call(processor, "request", None, SamplingParams(extra_args={"steer": steer}))
+
+    assert process("off") is embedded
+    assert process({"name": "reflection_cycle", "origin": "output"}) is embedded
+    with pytest.raises(VLLMValidationError, match=r"reflection_cycle goes by the prompt's tokens"):
+        process("reflection_cycle")

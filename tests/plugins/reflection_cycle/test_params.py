@@ -168,6 +168,7 @@ def test_fields_beside_a_preset_win():
 def test_the_reference_finds_no_end_where_the_tokenizer_has_none():
     assert params(preset="reference").resolve(PLAIN).after_end == "continue"
     assert params(preset="reference", after_end="restart").resolve(PLAIN).after_end == "restart"
+    assert params(preset="reference", after_end="off").resolve(PLAIN).after_end == "off"
     assert params().resolve(PLAIN).after_end == "off"
 
 
