@@ -13,7 +13,7 @@ from llm_steer.errors import SteerError
 
 app = typer.Typer(no_args_is_help=True, help="Find the concepts that activation_reasoning detects.")
 
-METHODS = ("single", "top_k", "relational", "direction", "probe")
+METHODS = ("single", "top_k", "relational", "tversky", "direction", "probe")
 
 
 @app.command("find")
@@ -23,10 +23,15 @@ def find(
     layer: Annotated[int, typer.Option(help="Decoder layer behind which hidden states are read.")],
     out: Annotated[Path, typer.Option(help="Folder of the dictionary that is written.")],
     sae: Annotated[
-        Path | None, typer.Option(help="Folder of an SAE of that layer (SAELens, sparsify, safetensors).")
+        Path | None,
+        typer.Option(
+            help="An SAE of that layer (SAELens, sparsify, Gemma Scope): a folder, or OWNER/REPO/FOLDER of the hub."
+        ),
     ] = None,
     method: Annotated[str | None, typer.Option(help=f"{', '.join(METHODS)}; top_k with an SAE, else direction.")] = None,
-    top_k: Annotated[int, typer.Option(help="Features of a top_k concept.")] = 5,
+    top_k: Annotated[int, typer.Option(help="Features of a top_k or tversky concept.")] = 5,
+    alpha: Annotated[float, typer.Option(help="tversky: weight of active features that are not the concept's.")] = 0.5,
+    beta: Annotated[float, typer.Option(help="tversky: weight of the concept's features that are not active.")] = 0.5,
     concept: Annotated[list[str] | None, typer.Option(help="A label to find; all labels if left out. Repeatable.")] = None,
     whole: Annotated[bool, typer.Option(help="Keep the whole SAE: what a top-k SAE's features need to be exact.")] = False,
     json: Json = False,
@@ -35,7 +40,8 @@ def find(
     with output(json) as terminal:
         if method is not None and method not in METHODS:
             raise SteerError("--method", method, f"one of {', '.join(METHODS)}")
-        report = search(model, data, layer, out, sae, method or ("top_k" if sae else "direction"), top_k, concept, whole)
+        chosen = method or ("top_k" if sae else "direction")
+        report = search(model, data, layer, out, sae, chosen, top_k, concept, whole, (alpha, beta))
         if json:
             terminal.document(report)
             return
@@ -53,10 +59,10 @@ def find(
 
 def search(
     model_name: str, data: Path, layer: int, out: Path, sae_folder: Path | None, method: Any, top_k: int,
-    names: list[str] | None, whole: bool,
+    names: list[str] | None, whole: bool, weights: tuple[float, float] = (0.5, 0.5),
 ) -> dict[str, Any]:  # fmt: skip
     """What the command does; its JSON document."""
-    from llm_steer.plugins.activation_reasoning.concepts import METHOD, Dictionary
+    from llm_steer.plugins.activation_reasoning.concepts import METHOD, Dictionary, Tversky
     from llm_steer.plugins.activation_reasoning.find import Encoded, labels_of_tokens, read_examples
     from llm_steer.plugins.activation_reasoning.find import find as find_concept
 
@@ -99,11 +105,8 @@ def search(
         hidden = normalized(hidden.float(), sae.normalize if sae else "none")[1:].clone()
         labels = {name: torch.tensor(labels_of_tokens(example, name, offsets)[1:]) for name in wanted}
         encoded.append(Encoded(hidden, labels, example.held_out))
-    concepts = [find_concept(name, encoded, method, sae, top_k) for name in wanted]
-    features = sae.features(torch.arange(sae.width)) if sae and whole else None
-    dictionary = Dictionary(
-        tuple(concepts), layer, sae.normalize if sae else "none", features, sae.k if sae and whole else 0
-    )
+    concepts = [find_concept(name, encoded, method, sae, top_k, Tversky(*weights)) for name in wanted]
+    dictionary = Dictionary.of(concepts, layer, sae, whole)
     identity = ModelIdentity.of(model.config, architecture=type(model).__name__, dtype=model.dtype, tokenizer=tokenizer)
     calibration = {"data_sha256": hashlib.sha256(data.read_bytes()).hexdigest(), "texts": len(encoded), "method": method}
     artifact = dictionary.to_artifact(identity, calibration)
@@ -116,7 +119,8 @@ def search(
         "texts": len(encoded),
         "held_out": sum(e.held_out for e in encoded),
         "concepts": [
-            {"name": c.name, "kind": c.kind, "features": list(c.indices), "thresholds": c.thresholds, "report": c.report}
+            {"name": c.name, "kind": c.kind, "features": list(c.indices), "thresholds": c.thresholds, "widths": c.widths,
+             "report": c.report}
             for c in concepts
         ],
-    }
+    }  # fmt: skip

@@ -58,6 +58,7 @@ def explain(book: Book, folder: Path) -> dict[str, Any]:
     plan = schedule(book.rules.program)
     return {
         "semantics": book.semantics,
+        "truth": book.truth,
         "dictionary": book.dictionary,
         "dictionary_found": book.dictionary is None or bool(dictionary),
         "concepts": [{"name": name, "from": _source(name, book, dictionary)} for name in book.concepts],
@@ -142,7 +143,7 @@ def _print(out: Output, file: Path, report: dict[str, Any]) -> None:
     console.print(
         Text(file.name, "bold"),
         Text(
-            f"{report['semantics']} semantics, {report['ground_rules']} ground rules, "
+            f"{report['semantics']} semantics, {report['truth']} truth, {report['ground_rules']} ground rules, "
             f"{report['gates']} gates in {report['passes']} passes"
         ),
     )

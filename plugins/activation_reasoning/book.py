@@ -32,7 +32,7 @@ from llm_steer.errors import SteerError, did_you_mean
 from llm_steer.formats import YamlLoader
 
 from .concepts import check_name
-from .logic import RuleSet, Semantics
+from .logic import RuleSet, Semantics, Truth
 from .logic.formula import Atom, Formula, Implies, Not, Then, sequences_of, substitute
 from .logic.formula import Literal as Lit
 from .logic.parser import Place, parse
@@ -123,6 +123,8 @@ class ActionSpec(_Part):
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     """Among actions that exclude each other (two on one concept; force, stop and forbid) the highest acts, and of equals
     the first."""
+    above: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """With soft truth: the degree above which the formula counts as holding; 0.5 if left out."""
 
     @model_validator(mode="after")
     def _check_together(self) -> ActionSpec:
@@ -141,6 +143,9 @@ KINDS = ("steer", "force", "forbid", "stop", "log")
 
 class _Document(_Part):
     semantics: Semantics = "closed"
+    truth: Truth = "crisp"
+    """What the degree of a conjunction is, where propositions are true by degrees: ``product`` or ``goedel`` (the least). An
+    action then steers by its strength times its formula's degree."""
     dictionary: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     concepts: Annotated[dict[Name, WordConcept], Field(max_length=256)] = {}
     subjects: Annotated[list[Name] | dict[Name, list[Word]], Field(max_length=MAX_SUBJECTS)] = []
@@ -170,6 +175,7 @@ class Book:
     """A rules file that was read and checked, as far as it can be without its dictionary."""
 
     semantics: Semantics
+    truth: Truth
     dictionary: str | None
     words: dict[str, tuple[str, ...]]
     """Concepts that are words, subjects included."""
@@ -324,6 +330,11 @@ class _Reader:
 
     def book(self, extra: Sequence[str]) -> Book:
         document = self.document
+        if document.truth != "crisp" and document.semantics == "open":
+            raise SteerError(self.where("truth"), document.truth, "crisp with semantics: open")
+        for index, action in enumerate(document.actions):
+            if action.above is not None and document.truth == "crisp":
+                raise SteerError(self.where("actions", index, "above"), action.above, "left out with truth: crisp")
         rules = read_rules(document.rules, [self.place("rules", i) for i in range(len(document.rules))])
         rules += read_rules(extra, source="extra_rules")
         words = {
@@ -335,10 +346,11 @@ class _Reader:
         for subject in subjects:
             words.setdefault(subject, tuple(named.get(subject) or [subject]))
         actions, extra_actions = self._actions(whens, subjects)
-        built = RuleSet.build([*rules, *extra_actions], document.semantics, subjects)
+        built = RuleSet.build([*rules, *extra_actions], document.semantics, subjects, document.truth)
         propositions = self._propositions(subjects, built, [literal.atom for _, literal in actions])
         return Book(
             document.semantics,
+            document.truth,
             document.dictionary,
             words,
             subjects,

@@ -1,12 +1,14 @@
 """Concepts: what a proposition is detected by. A dictionary of them is an artifact, for one layer of one model.
 
 Kinds (names of the paper in brackets): ``single`` (R_single), one SAE feature; ``top_k`` (R_multi), several, weighted;
-``relational`` (R_relation), a decision tree over features; ``direction``, no SAE: difference of means, or a probe.
+``relational`` (R_relation), a decision tree over features; ``tversky``, how far the set of active features is the
+concept's; ``direction``, no SAE: difference of means, or a probe.
 
 In the artifact, tensors and constants are named after the concept: ``NAME/rows`` [k, hidden_size] and ``NAME/affine``
 [k, 4] (scale, bias, gate, 1 if never negative) say how its features are read, ``NAME/weights`` [k] or ``NAME/tree``
 [nodes, 5] (feature, threshold, left, right, probability) how they make a score, ``NAME/steer`` [hidden_size] is the unit
-vector that steering adds, and ``NAME/threshold/token`` and so on lie between the scores of the two classes.
+vector that steering adds, and ``NAME/threshold/token`` and so on lie between the scores of the two classes;
+``NAME/width/token`` and so on say how fast doubt fades beyond them.
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ import torch
 from llm_steer.artifact import Artifact, Description, ModelIdentity
 from llm_steer.errors import SteerError
 
-from .sae import Features, Normalize
+from .sae import Code, Features, Normalize, Sae
 
 METHOD = "activation_reasoning"
 LEVELS = ("token", "sentence", "max", "mean")
 """Score of one token, largest in a sentence, largest and mean over a whole scope: each has a threshold."""
 NORMALIZE: tuple[Normalize, ...] = get_args(Normalize)
-Kind = Literal["single", "top_k", "relational", "direction"]
+Kind = Literal["single", "top_k", "relational", "tversky", "direction"]
 
 MAX_CONCEPTS = 256
 MAX_FEATURES = 64
@@ -71,6 +73,34 @@ class Tree:
 
 
 @dataclass(frozen=True)
+class Tversky:
+    """Similarity of two sets (Tversky, 1977): what they share, over that plus weighted numbers of what only one has.
+
+    1/2 and 1/2 is Dice's coefficient, 1 and 1 Jaccard's, 0 and 1 the share of the concept's features that are active.
+    """
+
+    alpha: float
+    """Weight of active features that are not the concept's. 0: the others need not be computed."""
+    beta: float
+    """Weight of features of the concept that are not active."""
+
+
+Weight = float | torch.Tensor
+
+
+def similarity(shared: torch.Tensor, active: torch.Tensor, size: Weight, alpha: Weight, beta: Weight) -> torch.Tensor:
+    """Tversky's index, in [0, 1]; 0 where nothing is shared.
+
+    Args:
+        shared: how many active features are the concept's.
+        active: how many are active, of all.
+        size: how many the concept has.
+    """
+    total = shared + alpha * (active - shared) + beta * (size - shared)
+    return torch.where(shared > 0, shared / total.clamp(min=1e-9), 0.0)
+
+
+@dataclass(frozen=True)
 class Concept:
     """How strongly a hidden state shows something, and the direction in which it lies."""
 
@@ -84,11 +114,16 @@ class Concept:
     """float32 ``[hidden_size]``, of length 1: towards the concept."""
     thresholds: dict[str, float]
     """By level; what is above is detected."""
+    widths: dict[str, float] = field(default_factory=dict)
+    """By level: the score by which a threshold must be passed for odds of e to 1 (soft truth). Empty: not known."""
     tree: Tree | None = None
     indices: tuple[int, ...] = ()
     """Of the features in their SAE."""
     report: dict[str, float] = field(default_factory=dict)
     """``token/auc``, ``token/balanced_accuracy`` and so on, on held-out data."""
+    tversky: Tversky | None = None
+    code: Code | None = None
+    """Of ``tversky``: all features of the SAE; None where it does not ask for the others."""
 
     def values(self, x: torch.Tensor) -> torch.Tensor:
         """Feature values of prepared hidden states: ``[..., hidden_size]`` -> ``[..., features]``, float32."""
@@ -98,6 +133,11 @@ class Concept:
 
     def score(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., hidden_size]`` -> ``[...]``."""
+        if self.tversky is not None:
+            code = self.features(x) if self.code is None else self.code(x)[..., list(self.indices)]
+            shared = (code > 0).float().sum(-1)
+            active = shared if self.code is None else (self.code(x) > 0).float().sum(-1)
+            return similarity(shared, active, len(self.weights), self.tversky.alpha, self.tversky.beta)
         values = self.values(x)
         return self.tree.score(values) if self.tree else values @ self.weights
 
@@ -111,9 +151,16 @@ class Dictionary:
     """The decoder layer behind which hidden states are read."""
     normalize: Normalize = "none"
     whole: Features | None = None
-    """All features of a top-k SAE, where the whole code decides which of them are active."""
+    """All features of the SAE, where the whole code decides: which of a top-k SAE's are active, or how many of any."""
     k: int = 0
-    """How many are, at each token."""
+    """How many of a top-k SAE's are active at each token."""
+
+    @classmethod
+    def of(cls, concepts: Sequence[Concept], layer: int, sae: Sae | None = None, whole: bool = False) -> Dictionary:
+        """With the whole SAE if that is asked for, or a concept needs it."""
+        normalize: Normalize = sae.normalize if sae else "none"
+        code = sae.code if sae and (whole or any(concept.code for concept in concepts)) else None
+        return cls(tuple(concepts), layer, normalize, code.features if code else None, code.k if code else 0)
 
     def __getitem__(self, name: str) -> Concept:
         return next(concept for concept in self.concepts if concept.name == name)
@@ -137,7 +184,11 @@ class Dictionary:
             if tree := concept.tree:
                 columns = (tree.feature, tree.threshold, tree.left, tree.right, tree.probability)
                 tensors[f"{concept.name}/tree"] = torch.tensor([list(map(float, column)) for column in columns]).T
+            if concept.tversky:
+                weights = {"alpha": concept.tversky.alpha, "beta": concept.tversky.beta}
+                constants |= {f"{concept.name}/tversky/{name}": value for name, value in weights.items()}
             constants |= {f"{concept.name}/threshold/{level}": value for level, value in concept.thresholds.items()}
+            constants |= {f"{concept.name}/width/{level}": value for level, value in concept.widths.items()}
             constants |= {f"{concept.name}/feature/{i}": float(index) for i, index in enumerate(concept.indices)}
             constants |= {f"{concept.name}/report/{key}": value for key, value in concept.report.items()}
         if self.whole is not None:
@@ -165,9 +216,10 @@ class Dictionary:
         whole = None
         if "/rows" in tensors:
             whole = Features(tensors["/rows"], *tensors["/affine"].unbind(1))
-        concepts = tuple(_concept(name, artifact) for name in sorted(names))
-        normalize = NORMALIZE[int(constants.get("normalize", 0))]
-        return cls(concepts, artifact.behind, normalize, whole, int(constants.get("k", 0)))
+        k = int(constants.get("k", 0))
+        code = Code(whole, k) if whole else None
+        concepts = tuple(_concept(name, artifact, code) for name in sorted(names))
+        return cls(concepts, artifact.behind, NORMALIZE[int(constants.get("normalize", 0))], whole, k)
 
 
 def check_name(name: str, field: str) -> str:
@@ -179,7 +231,7 @@ def check_name(name: str, field: str) -> str:
     return name
 
 
-def _concept(name: str, artifact: Artifact) -> Concept:
+def _concept(name: str, artifact: Artifact, code: Code | None) -> Concept:
     size = artifact.description.model.hidden_size
 
     def take(part: str, *shape: int | None) -> torch.Tensor:
@@ -201,16 +253,32 @@ def _concept(name: str, artifact: Artifact) -> Concept:
         raise SteerError(f"artifact: tensor {name}/rows", len(rows), f"1 to {MAX_FEATURES} features")
     scale, bias, gate, positive = take("affine", len(rows), 4).unbind(1)
     tree = _tree(name, take("tree", None, 5), len(rows)) if f"{name}/tree" in artifact.tensors else None
-    kind: Kind = "relational" if tree else "direction" if not positive[0] else "single" if len(rows) == 1 else "top_k"
     constants = artifact.description.constants
-    prefix, report = f"{name}/threshold/", f"{name}/report/"
-    thresholds = {key.removeprefix(prefix): value for key, value in constants.items() if key.startswith(prefix)}
+
+    def part(what: str) -> dict[str, float]:
+        prefix = f"{name}/{what}/"
+        return {key.removeprefix(prefix): value for key, value in constants.items() if key.startswith(prefix)}
+
+    weights = part("tversky")
+    tversky = Tversky(weights["alpha"], weights["beta"]) if weights.keys() == {"alpha", "beta"} else None
+    kind: Kind = (
+        "relational" if tree else "tversky" if tversky else "direction" if not positive[0]
+        else "single" if len(rows) == 1 else "top_k"
+    )  # fmt: skip
+    thresholds, widths = part("threshold"), part("width")
     if missing := set(LEVELS) - thresholds.keys():
-        raise SteerError(f"artifact: {prefix}{sorted(missing)[0]}", None, "a number")
+        raise SteerError(f"artifact: {name}/threshold/{sorted(missing)[0]}", None, "a number")
+    if narrow := [level for level, width in widths.items() if width <= 0]:
+        raise SteerError(f"artifact: {name}/width/{narrow[0]}", widths[narrow[0]], "greater than 0")
+    indices = tuple(int(constants.get(f"{name}/feature/{i}", -1)) for i in range(len(rows))) if kind != "direction" else ()
+    if code is not None and not all(-1 <= index < len(code.features.bias) for index in indices):
+        raise SteerError(f"artifact: {name}/feature", max(indices), f"below {len(code.features.bias)}, the width of its SAE")
+    counts_others = tversky is not None and tversky.alpha > 0
+    if counts_others and (code is None or -1 in indices):
+        raise SteerError(f"artifact: {name}/tversky/alpha", weights["alpha"], "0 in a dictionary without the whole SAE")
     return Concept(
-        name, kind, Features(rows, scale, bias, gate), take("weights", len(rows)), take("steer", size), thresholds, tree,
-        tuple(int(constants.get(f"{name}/feature/{i}", -1)) for i in range(len(rows))) if kind != "direction" else (),
-        {key.removeprefix(report): value for key, value in constants.items() if key.startswith(report)},
+        name, kind, Features(rows, scale, bias, gate), take("weights", len(rows)), take("steer", size), thresholds, widths,
+        tree, indices, part("report"), tversky, code if counts_others else None,
     )  # fmt: skip
 
 
@@ -253,7 +321,7 @@ def feature_concept(
     kind: Kind = "relational" if tree else "single" if len(weights) == 1 else "top_k"
     weight = torch.tensor(weights, dtype=torch.float32)
     direction = unit((weight[:, None] * torch.nn.functional.normalize(decoder.float(), dim=1)).sum(0))
-    return Concept(name, kind, sae_features, weight, direction, thresholds, tree, tuple(indices), report or {})
+    return Concept(name, kind, sae_features, weight, direction, thresholds, {}, tree, tuple(indices), report or {})
 
 
 def direction_concept(
@@ -263,4 +331,4 @@ def direction_concept(
     row = direction.float()[None]
     one = torch.ones(1)
     features = Features(row, one, torch.tensor([offset]), torch.tensor([NEVER]))
-    return Concept(name, "direction", features, one, unit(direction), thresholds, None, (), report or {})
+    return Concept(name, "direction", features, one, unit(direction), thresholds, report=report or {})

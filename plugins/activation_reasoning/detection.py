@@ -14,10 +14,10 @@ import torch
 
 from llm_steer.plugin import Tokens
 
-from .concepts import Concept, Dictionary
+from .concepts import Concept, Dictionary, similarity
 from .program import Detected, Program
-from .sae import normalized, top_codes
-from .scan import NONE, UNIT, Runs, fixed, ordered
+from .sae import Features, normalized, top_codes
+from .scan import NONE, UNIT, Runs, fixed, ordered, unordered
 
 FOREVER = 2**40
 FAR = 2**31
@@ -45,13 +45,15 @@ class Scorer:
         ends = torch.tensor([0, *[len(c.weights) for c in concepts]]).cumsum(0).tolist()
         mix = torch.zeros(ends[-1], len(concepts))
         for column, concept in enumerate(concepts):
-            if concept.tree is None:
+            if concept.tree is None and concept.tversky is None:
                 mix[ends[column] : ends[column + 1], column] = concept.weights
         self._mix = mix.to(device)
         self._trees = _Trees(concepts, ends, device) if any(c.tree for c in concepts) else None
-        self._whole = dictionary.whole
-        if dictionary.whole is not None:
-            self._all = dictionary.whole.rows.to(device), dictionary.whole.scale.to(device), dictionary.whole.bias.to(device)
+        similar = [(column, concept) for column, concept in enumerate(concepts) if concept.tversky]
+        self._sets = _Sets(similar, ends, device) if similar else None
+        self._all: Features | None = None
+        if (whole := dictionary.whole) is not None:
+            self._all = Features(*(part.to(device) for part in (whole.rows, whole.scale, whole.bias, whole.gate)))
         self._k = dictionary.k
         index = [c.indices or (-1,) * len(c.weights) for c in concepts]
         self._index = torch.tensor([i for indices in index for i in indices], device=device)
@@ -66,23 +68,25 @@ class Scorer:
         dot = x @ self._rows.T
         values = torch.maximum(self._scale * dot + self._bias, self._floor)
         values = torch.where(dot > self._gate, values, 0.0)
-        if self._whole is not None:  # a feature counts if it is among the k largest of all
-            rows, scale, bias = self._all
-            code = torch.relu(scale * (x @ rows.T) + bias)
-            least = code.topk(self._k, dim=1).values[:, -1:]
-            of_all = code[:, self._index.clamp(min=0)]
-            values = torch.where(self._index < 0, values, torch.where(of_all >= least, of_all, 0.0))
+        active = None
+        if self._all is not None:
+            code = self._all(x)
+            if self._k:  # a feature counts if it is among the k largest of all
+                code = torch.where(code >= code.topk(self._k, dim=1).values[:, -1:], code, 0.0)
+            values = torch.where(self._index < 0, values, code[:, self._index.clamp(min=0)])
+            active = (code > 0).sum(1, keepdim=True)
         scores = values @ self._mix
         if self._trees is not None:
             scores = scores + self._trees(values)
+        if self._sets is not None:
+            scores = scores + self._sets(values, active)
         return torch.where(torch.isfinite(dot.sum(1, keepdim=True)), scores, float("nan"))
 
     def released(self, hidden: torch.Tensor) -> torch.Tensor:
         """What the released code takes for detected: a feature of the concept is among the token's two largest of the whole
         SAE, and no other concept is stronger. bool ``[tokens, concepts]``; thresholds play no part."""
-        x = normalized(hidden.float(), self._normalize)
-        rows, scale, bias = self._all
-        code = top_codes(torch.relu(scale * (x @ rows.T) + bias), 2)
+        assert self._all is not None
+        code = top_codes(self._all(normalized(hidden.float(), self._normalize)), 2)
         values = torch.where(self._index >= 0, code[:, self._index.clamp(min=0)], 0.0)
         score = values @ (self._mix != 0).float()
         return (score > 0) & (score == score.amax(1, keepdim=True))
@@ -119,6 +123,24 @@ class _Trees:
         return ((went @ self._ways) == self._needed).float() @ self._probability
 
 
+class _Sets:
+    """Tversky similarities of the active features and each concept's."""
+
+    def __init__(self, concepts: Sequence[tuple[int, Concept]], ends: Sequence[int], device: torch.device) -> None:
+        self._member = torch.zeros(ends[-1], len(ends) - 1, device=device)
+        alpha, beta = torch.zeros(2, len(ends) - 1, device=device)
+        for column, concept in concepts:
+            assert concept.tversky is not None
+            self._member[ends[column] : ends[column + 1], column] = 1
+            alpha[column], beta[column] = concept.tversky.alpha, concept.tversky.beta
+        self._alpha, self._beta, self._size = alpha, beta, self._member.sum(0)
+
+    def __call__(self, values: torch.Tensor, active: torch.Tensor | None) -> torch.Tensor:
+        """``[tokens, features]`` of all concepts and numbers of active ones ``[tokens, 1]`` -> ``[tokens, concepts]``."""
+        shared = (values > 0).float() @ self._member
+        return similarity(shared, shared if active is None else active, self._size, self._alpha, self._beta)
+
+
 @dataclass(frozen=True)
 class Passed:
     """What is known of the tokens of a forward pass."""
@@ -134,6 +156,8 @@ class Passed:
     """int64 ``[tokens]``: the slot to write back to, from the last token only; nobody's for all others."""
     facts: torch.Tensor
     """bool ``[tokens, literals]``."""
+    degrees: torch.Tensor | None
+    """float32 ``[tokens, literals]`` in [0, 1], where a program asks how true they are."""
 
 
 class Detector:
@@ -174,7 +198,9 @@ class Detector:
         self.literals = [(n, literal) for n, (p, _) in enumerate(programs) for literal in dict.fromkeys(
             [*(d.literal for d in p.propositions), *sorted(p.given)])]  # fmt: skip
         """Program and literal of each column of ``facts``."""
-        self.given = torch.tensor([literal in programs[n][0].given for n, literal in self.literals], device=device)
+        self.given = torch.tensor(
+            [literal in programs[n][0].given for n, literal in self.literals], dtype=torch.bool, device=device
+        )
         plain = [(n, d) for n, d in detected if not d.pattern]
         chains = [(n, d) for n, d in detected if d.pattern]
         self.order = [*plain, *chains]
@@ -219,6 +245,9 @@ class Detector:
         self._ids = table(self._words.reach if self._words else 1)
         self._high, self._sum, self._seen = table(len(plain)), table(len(plain), 0), table(len(plain), 0)
         self._last_true = table(width)
+        self._soft = any(p.truth != "crisp" for p, _ in programs)
+        self._degree = torch.zeros(num_slots, width if self._soft else 0, device=device)
+        """How true each proposition was when it was last detected."""
         self._chain = table(self._chains.width)
         self._reset = table(len(chains))
         self.peak, self.peak_at = table(width), table(width)
@@ -227,14 +256,14 @@ class Detector:
     def reset(self, slot: int) -> None:
         for state in self._state:
             state[slot] = NONE
-        for state in (self.missed, self.broken, self._sentence, self._sum, self._seen):
+        for state in (self.missed, self.broken, self._sentence, self._sum, self._seen, self._degree):
             state[slot] = 0
 
     @property
     def _state(self) -> tuple[torch.Tensor, ...]:
         return (
             self.next, self.missed, self.broken, self._sentence, self._ids, self._high, self._sum, self._seen,
-            self._last_true, self._chain, self._reset, self.peak, self.peak_at,
+            self._last_true, self._degree, self._chain, self._reset, self.peak, self.peak_at,
         )  # fmt: skip
 
     def __call__(self, hidden: torch.Tensor, tokens: Tokens) -> Passed:
@@ -282,7 +311,15 @@ class Detector:
         true = torch.cat([cond, matched], 1)
         last_true = runs.largest(torch.where(true, where, NONE), self._last_true[slot])
         holds = (last_true >= 0) & (where - last_true <= self._hold)
-        facts = ((holds.float() @ self._into) > 0) | (self.given & mine[:, None])
+        given = self.given & mine[:, None]
+        facts = ((holds.float() @ self._into) > 0) | given
+        degree, degrees = self._degree[slot], None
+        if self._soft:
+            now = self._plain.degrees(plain_scores, inside & content[:, None], high, total, seen)
+            now = torch.where(self._released[self._plain.concept], cond.float(), now)
+            now = torch.cat([now, matched.float()], 1)
+            degree = runs.latest(now, true, degree)
+            degrees = torch.where(given, 1.0, torch.where(holds, torch.maximum(now, degree), now) @ self._into)
 
         shown = torch.cat([plain_scores, scores[:, self._chains.final]], 1)
         counted = torch.cat([inside & content[:, None], matched], 1)
@@ -294,13 +331,13 @@ class Detector:
         sentence = torch.where(ends[:, None], -began - 2, began)  # negative: the next token begins another
         updates = (
             where + 1, missed, runs.total(broken.to(torch.int64)[:, None], self.broken[slot]), sentence, recent,
-            high, total, seen, last_true, chain, reset, peak, peak_at,
+            high, total, seen, last_true, degree, chain, reset, peak, peak_at,
         )  # fmt: skip
         for state, update in zip(self._state, updates, strict=True):
             kept = state[self.nobody].clone()
             state[owner] = update.to(state.dtype)
             state[self.nobody] = kept
-        return Passed(slot, runs, last, owner, facts)
+        return Passed(slot, runs, last, owner, facts, degrees)
 
     def _unknown(self, tokens: Tokens) -> torch.Tensor:
         """Slots, without tokens that come again from somewhere in the middle, as after a preemption where the blocks before
@@ -398,6 +435,7 @@ class _Plain:
         self._prompt, self._output = _scopes(detected, device)
         self._threshold = torch.tensor([d.threshold for d in detected], dtype=torch.float64, device=device)
         self._key = ordered(self._threshold.float())
+        self._width = torch.tensor([d.width for d in detected], dtype=torch.float64, device=device)
         self._sentence = flag([d.level == "sentence" for d in detected])
         self._each = flag([d.level == "token" or d.aggregate == "any" for d in detected])
         self._mean = flag([d.level != "token" and d.aggregate == "mean" for d in detected])
@@ -421,6 +459,22 @@ class _Plain:
         mean = total.double() * UNIT / seen.clamp(min=1)
         passed = torch.where(self._mean, (mean > self._threshold) & (seen > 0), high > self._key)
         return high, total, seen, torch.where(self._each, counted & (key > self._key), passed)
+
+    def degrees(
+        self, scores: torch.Tensor, inside: torch.Tensor, high: torch.Tensor, total: torch.Tensor, seen: torch.Tensor
+    ) -> torch.Tensor:
+        """How true each is at this token: float32 ``[tokens, propositions]``, above 1/2 where the threshold is passed.
+
+        Args:
+            high, total, seen: largest, sum and number of scores so far.
+        """
+        mean = total.double() * UNIT / seen.clamp(min=1)
+        value = torch.where(self._each, scores.double(), torch.where(self._mean, mean, unordered(high).double()))
+        known = torch.where(self._each, inside & ~torch.isnan(scores), seen > 0)
+        beyond = value - self._threshold
+        # What is certain has no width.
+        degree = torch.where(self._width > 0, torch.sigmoid(beyond / self._width.clamp(min=1e-300)), (beyond > 0).double())
+        return torch.where(known, degree, 0.0).float()
 
 
 class _Chains:

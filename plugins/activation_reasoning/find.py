@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,11 +17,12 @@ import torch
 
 from llm_steer.errors import SteerError
 
-from .concepts import LEVELS, Concept, check_name, direction_concept, feature_concept, unit
+from .concepts import LEVELS, Concept, Tversky, check_name, direction_concept, feature_concept, unit
 from .concepts import Tree as DecisionTree
 from .sae import Sae
 
-Method = Literal["single", "top_k", "relational", "direction", "probe"]
+Method = Literal["single", "top_k", "relational", "tversky", "direction", "probe"]
+DICE = Tversky(0.5, 0.5)
 
 HELD_OUT = 0.4
 """Share of the texts that thresholds and figures come from."""
@@ -29,6 +30,10 @@ CANDIDATES = 16
 """Features that a tree chooses from."""
 DEPTH = 4
 MAX_TEXTS = 20_000
+MAX_WEIGHT = 1000.0
+"""Of Tversky's weights."""
+NARROW = 1e-4
+"""Widths are between that many mean distances from the threshold and its inverse."""
 MIN_TEXTS = 4
 """With a label, and without it, in each part."""
 
@@ -93,18 +98,24 @@ def labels_of_tokens(example: Example, label: str, offsets: Sequence[tuple[int, 
     return [any(a < end <= b for a, b in spans) for _, end in offsets]
 
 
-def find(name: str, examples: Sequence[Encoded], method: Method, sae: Sae | None = None, top_k: int = 5) -> Concept:
+def find(
+    name: str, examples: Sequence[Encoded], method: Method, sae: Sae | None = None, top_k: int = 5, tversky: Tversky = DICE
+) -> Concept:
     """Find one concept.
 
     Args:
         examples: with the concept's labels.
         sae: for the methods that take one.
-        top_k: features of ``top_k``.
+        top_k: features of ``top_k`` and ``tversky``.
+        tversky: weights of ``tversky``.
 
     Raises:
         SteerError: too few examples, or none that differ.
     """
     check_name(name, "concept")
+    for field, weight in (("--alpha", tversky.alpha), ("--beta", tversky.beta)):
+        if not 0 <= weight <= MAX_WEIGHT:
+            raise SteerError(field, weight, f"between 0 and {MAX_WEIGHT:g}")
     fit = [e for e in examples if not e.held_out]
     for what, part in (("to choose from", fit), ("to judge by", [e for e in examples if e.held_out])):
         there = sum(bool(e.labelled[name].any()) for e in part)
@@ -119,6 +130,8 @@ def find(name: str, examples: Sequence[Encoded], method: Method, sae: Sae | None
         if sae is None:
             raise SteerError("--sae", None, f"given with --method {method}; without an SAE use direction or probe")
         raw = _from_features(name, x, y, method, sae, top_k)
+        if method == "tversky":
+            raw = replace(raw, kind="tversky", tversky=tversky, code=sae.code if tversky.alpha else None)
     return calibrated(raw, [e for e in examples if e.held_out])
 
 
@@ -134,15 +147,13 @@ def calibrated(concept: Concept, examples: Sequence[Encoded]) -> Concept:
         ):  # fmt: skip
             scores[level][0].append(value)
             scores[level][1].append(label)
-    thresholds, report = {}, {}
+    thresholds, widths, report = {}, {}, {}
     for level, (values, labels_) in scores.items():
         value, label = torch.cat(values), torch.cat(labels_)
         thresholds[level], report[f"{level}/balanced_accuracy"] = threshold(value, label)
+        widths[level] = width(value - thresholds[level], label)
         report[f"{level}/auc"] = auc(value, label)
-    return Concept(
-        concept.name, concept.kind, concept.features, concept.weights, concept.steer, thresholds, concept.tree,
-        concept.indices, report,
-    )  # fmt: skip
+    return replace(concept, thresholds=thresholds, widths=widths, report=report)
 
 
 def threshold(scores: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
@@ -165,6 +176,29 @@ def threshold(scores: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]
     best = balanced[:-1][cut].max()
     at = torch.where(cut & (balanced[:-1] >= best - 1e-12), gap, -1.0).argmax()
     return float((value[at] + value[at + 1]) / 2), float(best)
+
+
+def width(beyond: torch.Tensor, labels: torch.Tensor) -> float:
+    """How fast doubt fades: ``w`` for which ``sigmoid(beyond / w)`` is likeliest to give the labels, both classes weighing
+    the same, with Platt's targets (1999), so that it is positive where the classes are apart.
+
+    Args:
+        beyond: scores less their threshold.
+    """
+    x = beyond.double()
+    positives, negatives = labels.sum().double(), (~labels).sum().double()
+    target = torch.where(labels, (positives + 1) / (positives + 2), 1 / (negatives + 2))
+    weight = torch.where(labels, 0.5 / positives, 0.5 / negatives)
+    scale = float((weight * x.abs()).sum())
+    if not scale:
+        return 1.0
+    # The likelihood's slope in 1 / w falls: halve the interval of its logarithm.
+    low, high = math.log(NARROW / scale), math.log(1 / NARROW / scale)
+    for _ in range(60):
+        middle = (low + high) / 2
+        rising = float((weight * (target - torch.sigmoid(x * math.exp(middle))) * x).sum()) > 0
+        low, high = (middle, high) if rising else (low, middle)
+    return math.exp(-(low + high) / 2)
 
 
 def auc(scores: torch.Tensor, labels: torch.Tensor) -> float:
@@ -213,7 +247,7 @@ def _probe(x: torch.Tensor, y: torch.Tensor, steps: int = 100, decay: float = 1e
 
 
 def _from_features(name: str, x: torch.Tensor, y: torch.Tensor, method: Method, sae: Sae, top_k: int) -> Concept:
-    count = {"single": 1, "top_k": top_k}.get(method, CANDIDATES)
+    count = {"single": 1, "top_k": top_k, "tversky": top_k}.get(method, CANDIDATES)
     high, low = _mean_code(sae, x[y]), _mean_code(sae, x[~y])
     difference = high - low
     indices = difference.topk(min(count, sae.width)).indices

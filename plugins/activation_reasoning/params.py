@@ -74,17 +74,21 @@ class ActivationReasoningParams(Params):
         if self.program is not None:
             return self
         try:
-            program = pack(link(read_book(self.rules or "", self.extra_rules), self.facts, vocabulary, shelf))
-            library: dict[str, str] = {}
+            program = link(read_book(self.rules or "", self.extra_rules), self.facts, vocabulary, shelf)
+            library: dict[str, Program] = {}
             for path in self.files:
                 if _name(path) in (_name(self.rules or ""), *library):
                     raise SteerError("files", path, "a file with another name than the others")
-                library[_name(path)] = pack(link(read_book(path), (), vocabulary, shelf))
+                library[_name(path)] = link(read_book(path), (), vocabulary, shelf)
+            soft = next((p.truth for p in (program, *library.values()) if p.truth != "crisp"), None)
+            if self.allow_rules and soft:
+                raise SteerError("allow_rules", self.allow_rules, f"0 where a file has truth: {soft}")
         except SteerError as error:
             if error.field in type(self).model_fields:
                 raise
             raise SteerError(f"rules: {error.field}", error.value, error.valid) from error
-        return self.model_copy(update={"program": program, **({"library": library} if library else {})})
+        packed = {"library": {name: pack(other) for name, other in library.items()}} if library else {}
+        return self.model_copy(update={"program": pack(program), **packed})
 
     def _chosen(self, shelf: Shelf) -> ActivationReasoningParams:
         """A request from outside: one of the loaded files, by name, and what the operator allows beside it."""

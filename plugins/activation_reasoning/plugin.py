@@ -16,8 +16,9 @@ from .concepts import METHOD, Dictionary
 from .detection import Detector
 from .history import History
 from .logic.formula import Literal
-from .logic.reasoner import PackedReasoner
+from .logic.reasoner import PackedReasoner, SoftReasoner
 from .logic.schedule import schedule
+from .logic.soft import HALF
 from .own import Own, OwnReasoner, check_own, compile_own, limits
 from .params import ActivationReasoningParams, digest_of, parse_program
 
@@ -85,13 +86,17 @@ class ActivationReasoning(Plugin[ActivationReasoningParams]):
         self._own_actions = torch.tensor([n for n, _ in acting], dtype=torch.int64, device=device)
         flags = [programs[n].ignores_contradiction for n, _ in acting]
         self._ignores = torch.tensor(flags, dtype=torch.bool, device=device)
-        self._reasoners: list[PackedReasoner] = []
+        self._above = torch.tensor([action.above for _, action in acting], device=device)
+        self._reasoners: list[PackedReasoner | SoftReasoner] = []
         self._columns: list[torch.Tensor] = []
         for number, program in enumerate(programs):
             facts = [literal for n, literal in literals if n == number]
             wanted = [Literal(action.atom, action.positive) for action in program.actions]
             plan = schedule(program.ruleset().program, [literal.atom for literal in facts])
-            self._reasoners.append(PackedReasoner(plan, facts, wanted, device))
+            if program.truth == "crisp":
+                self._reasoners.append(PackedReasoner(plan, facts, wanted, device))
+            else:
+                self._reasoners.append(SoftReasoner(plan, facts, wanted, program.truth, device))
             columns = [column for column, (n, _) in enumerate(literals) if n == number]
             self._columns.append(torch.tensor(columns, dtype=torch.int64, device=device))
         self._own: OwnReasoner | None = None
@@ -99,7 +104,8 @@ class ActivationReasoning(Plugin[ActivationReasoningParams]):
             self._own = OwnReasoner(literals, acting, limits(programs, self._allowed), slots, device)
         self._asked: dict[int, Own] = {}
         """What the slots reason with whose requests bring rules or facts."""
-        self.history = History(len(literals) + len(acting), slots, device)
+        soft = any(program.truth != "crisp" for program in programs)
+        self.history = History(len(literals) + len(acting), slots, device, degrees=len(literals) if soft else 0)
 
         steering = [(index, action) for index, (_, action) in enumerate(acting) if action.kind == "steer"]
         self._steering = torch.tensor([index for index, _ in steering], dtype=torch.int64, device=device)
@@ -183,12 +189,8 @@ class ActivationReasoning(Plugin[ActivationReasoningParams]):
         slot = passed.slot
         program = self._program[slot]
         facts = passed.facts & (self._own_facts == program[:, None])
-        known, clash = [], []
-        for reasoner, columns in zip(self._reasoners, self._columns, strict=True):
-            conclusions, contradiction = reasoner(facts[:, columns])
-            known.append(conclusions)
-            clash.append(contradiction[:, None].expand_as(conclusions))
-        wanted, clashes = torch.cat(known, 1), torch.cat(clash, 1)
+        degrees = None if passed.degrees is None else passed.degrees * (self._own_facts == program[:, None])
+        wanted, weight, clashes = self._conclude(facts, degrees)
         if self._own is not None:
             mine, contradiction = self._own(facts, slot)
             own = self._own.used[slot][:, None]
@@ -197,12 +199,33 @@ class ActivationReasoning(Plugin[ActivationReasoningParams]):
         acts = (tokens.output_position >= -1) & (slot != self.context.nobody)
         wanted = wanted & (self._own_actions == program[:, None]) & acts[:, None]
         acting, strength = self._actions(wanted, tokens.position, slot, passed.runs, passed.owner)
-        self.history.note(torch.cat([facts, acting], 1), tokens.position, slot, passed.runs, passed.owner)
+        self.history.note(torch.cat([facts, acting], 1), tokens.position, slot, passed.runs, passed.owner, degrees)
         if len(self._steering):
+            strength = strength * weight
             dose = (strength[:, self._steering] * self._factor[slot][:, None]).to(self._doses.dtype)
             place = tokens.position.clamp(min=0, max=self._doses.shape[1] - 1)
             self._doses[slot, place] = dose
             self._doses[self.context.nobody] = 0
+
+    def _conclude(
+        self, facts: torch.Tensor, degrees: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What the programs say of each action, ``[tokens, actions]``: whether its formula holds, how much (1 where truth is
+        crisp), and whether facts and rules exclude each other."""
+        known, clash, weights, done = [], [], [], 0
+        for reasoner, columns in zip(self._reasoners, self._columns, strict=True):
+            if isinstance(reasoner, SoftReasoner):
+                assert degrees is not None
+                weight, excluded = reasoner(degrees[:, columns])
+                holds, contradiction = weight > self._above[done : done + weight.shape[1]], excluded > HALF
+            else:
+                holds, contradiction = reasoner(facts[:, columns])
+                weight = torch.ones_like(holds, dtype=torch.float32)
+            done += holds.shape[1]
+            known.append(holds)
+            weights.append(weight)
+            clash.append(contradiction[:, None].expand_as(holds))
+        return torch.cat(known, 1), torch.cat(weights, 1), torch.cat(clash, 1)
 
     def logits(self, logits: torch.Tensor, rows: Rows) -> None:
         for index, kind, ids in self._tokens if self._built else ():

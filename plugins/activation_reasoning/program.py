@@ -13,9 +13,10 @@ from llm_steer.errors import SteerError, did_you_mean
 
 from .book import MAX_WORDS, ActionSpec, Book, Proposition, concepts_of
 from .concepts import METHOD, Dictionary
-from .logic import RuleSet, Semantics
+from .logic import RuleSet, Semantics, Truth
 from .logic.formula import Literal as Lit
 from .logic.ruleset import read_fact
+from .logic.soft import HALF
 
 if TYPE_CHECKING:
     from llm_steer.artifact import Shelf
@@ -45,6 +46,8 @@ class Detected(_Part):
     scope: Literal["prompt", "output", "both"]
     hold: int | None
     threshold: float
+    width: float = 0.0
+    """Of the threshold, for degrees of truth; 0: it is true or false."""
 
     @property
     def literal(self) -> Lit:
@@ -66,12 +69,14 @@ class Action(_Part):
     tokens: list[int] = []
     duration: int | None = None
     priority: int = 0
+    above: float = HALF
 
 
 class Program(_Part):
     """Everything that detection, reasoning and actions need."""
 
     semantics: Semantics
+    truth: Truth = "crisp"
     rules: list[str]
     subjects: list[str]
     facts: list[str]
@@ -103,7 +108,7 @@ class Program(_Part):
         return any(d.scope != "output" for d in self.propositions) or (bool(self.propositions) and pieces > 1)
 
     def ruleset(self) -> RuleSet:
-        return _ruleset(tuple(self.rules), self.semantics, tuple(self.subjects))
+        return _ruleset(tuple(self.rules), self.semantics, tuple(self.subjects), self.truth)
 
     @property
     def given(self) -> set[Lit]:
@@ -111,8 +116,8 @@ class Program(_Part):
 
 
 @lru_cache(maxsize=64)
-def _ruleset(rules: tuple[str, ...], semantics: Semantics, subjects: tuple[str, ...]) -> RuleSet:
-    return RuleSet.read(rules, semantics, subjects)
+def _ruleset(rules: tuple[str, ...], semantics: Semantics, subjects: tuple[str, ...], truth: Truth) -> RuleSet:
+    return RuleSet.read(rules, semantics, subjects, truth=truth)
 
 
 def link(book: Book, facts: Sequence[str], vocabulary: Vocabulary | None, shelf: Shelf | None) -> Program:
@@ -149,7 +154,7 @@ def link(book: Book, facts: Sequence[str], vocabulary: Vocabulary | None, shelf:
     for spec, _ in book.actions:
         if spec.steer and spec.steer.concept in book.words:
             raise SteerError("rules", spec.steer.concept, "a concept of the dictionary: words have no direction to steer in")
-    detected = [_detected(p, number, dictionary) for p in propositions]
+    detected = [_detected(p, number, dictionary, book) for p in propositions]
     actions = [_action(spec, literal, number, layer, vocabulary, shelf) for spec, literal in book.actions]
     if book.reference and (dictionary is None or dictionary.whole is None):
         raise SteerError("rules", "detection: reference", "used with a dictionary that holds the whole SAE (--whole)")
@@ -158,6 +163,7 @@ def link(book: Book, facts: Sequence[str], vocabulary: Vocabulary | None, shelf:
         raise SteerError("rules", "words or sentences", "left out where no tokenizer is at hand")
     return Program(
         semantics=book.semantics,
+        truth=book.truth,
         rules=[str(rule) for rule in book.rules.rules],
         subjects=list(book.rules.subjects),
         facts=sorted(str(fact) for fact in given),
@@ -181,7 +187,7 @@ def _is_left_out(proposition: Proposition, book: Book, known: set[str], given: s
     return absent and proposition.implied and optional
 
 
-def _detected(proposition: Proposition, number: dict[str, int], dictionary: Dictionary | None) -> Detected:
+def _detected(proposition: Proposition, number: dict[str, int], dictionary: Dictionary | None, book: Book) -> Detected:
     spec, names = proposition.spec, concepts_of(proposition)
     pattern = [proposition.subject.get(name, name) for name in spec.pattern or ()]
     without = [proposition.subject.get(name, name) for name in spec.without]
@@ -190,10 +196,15 @@ def _detected(proposition: Proposition, number: dict[str, int], dictionary: Dict
         level = "token"
     if spec.level == "sentence" and spec.aggregate == "max":
         level = "sentence"
-    threshold = spec.threshold
+    threshold, width = spec.threshold, 0.0
+    concept = dictionary[names[0]] if dictionary and names[0] in dictionary.names and not spec.pattern else None
     if threshold is None:
-        calibrated = dictionary is not None and names[0] in dictionary.names
-        threshold = dictionary[names[0]].thresholds[level] if dictionary and calibrated and not spec.pattern else 0.5
+        threshold = concept.thresholds[level] if concept else 0.5
+    if concept and book.truth != "crisp" and not book.reference:
+        if level not in concept.widths:
+            place = book.places.get(str(proposition.literal), "rules")
+            raise SteerError(place, names[0], f"one whose dictionary has widths for truth: {book.truth} (find it anew)")
+        width = concept.widths[level]
     lasts = spec.level == "token" or (spec.level == "global" and spec.aggregate != "mean")
     return Detected(
         atom=proposition.literal.atom,
@@ -207,6 +218,7 @@ def _detected(proposition: Proposition, number: dict[str, int], dictionary: Dict
         scope=spec.scope,
         hold=spec.hold if spec.hold is not None or lasts else 0,
         threshold=float(threshold),
+        width=width,
     )
 
 
@@ -219,6 +231,7 @@ def _action(
         "atom": literal.atom,
         "positive": literal.positive,
         "priority": spec.priority,
+        "above": HALF if spec.above is None else spec.above,
     }
     if spec.steer is not None:
         layers = sorted(set(spec.steer.layers or [layer]))

@@ -1,7 +1,8 @@
 """Sparse autoencoders from disk: weights and how a feature is read off them. Serving needs nothing else of their libraries.
 
 Read are folders of SAELens >= 6 (``cfg.json``, ``sae_weights.safetensors``), of EleutherAI's sparsify (``cfg.json``,
-``sae.safetensors``), and plain ones with any single ``*.safetensors`` that holds SAELens' tensor names.
+``sae.safetensors``), of Gemma Scope (``params.npz``), and plain ones with any single ``*.safetensors`` that holds SAELens'
+tensor names; and the same folders of a repository of the Hugging Face hub (``hub``).
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ import torch
 
 from llm_steer.errors import SteerError, UnsupportedError
 
+from .hub import download, is_hub_name
+
 Architecture = Literal["standard", "topk", "batchtopk", "jumprelu", "gated"]
 Normalize = Literal["none", "constant_norm_rescale", "layer_norm"]
 
-ALIASES = {"batch_topk": "batchtopk", "relu": "standard", "groupmax": "standard"}
-MAX_FILE = 64 << 30
+ALIASES = {"batch_topk": "batchtopk", "relu": "standard"}
+WEIGHTS = ("sae_weights.safetensors", "sae.safetensors")
+GEMMA_SCOPE = "params.npz"
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,20 @@ class Features:
         """Values of ``x``: ``[..., hidden_size]`` -> ``[..., features]``."""
         dot = x @ self.rows.T
         return torch.where(dot > self.gate, torch.relu(self.scale * dot + self.bias), 0.0)
+
+
+@dataclass(frozen=True)
+class Code:
+    """All features of an SAE."""
+
+    features: Features
+    k: int = 0
+    """Of a top-k SAE: how many of them are active at a token."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Code of ``x``: ``[..., hidden_size]`` -> ``[..., width]``."""
+        code = self.features(x)
+        return top_codes(code, self.k) if self.k else code
 
 
 @dataclass(frozen=True)
@@ -88,12 +106,14 @@ class Sae:
         """Hidden states as the encoder takes them, float32."""
         return normalized(x.float(), self.normalize)
 
+    @property
+    def code(self) -> Code:
+        """Of prepared hidden states."""
+        return Code(self.features(torch.arange(self.width)), self.k if self.architecture == "topk" else 0)
+
     def encode(self, x: torch.Tensor) -> torch.Tensor:
         """The whole code: ``[..., hidden_size]`` -> ``[..., width]``, float32."""
-        code = self.features(torch.arange(self.width))(self.prepare(x))
-        if self.architecture == "topk":
-            return top_codes(code, self.k)
-        return code
+        return self.code(self.prepare(x))
 
     def decode(self, code: torch.Tensor) -> torch.Tensor:
         """The inverse of :meth:`encode`, nearly; without undoing ``normalize``."""
@@ -116,17 +136,21 @@ def normalized(x: torch.Tensor, how: Normalize) -> torch.Tensor:
     return x
 
 
-def load_sae(folder: str | Path, hidden_size: int | None = None) -> Sae:
+def load_sae(source: str | Path, hidden_size: int | None = None) -> Sae:
     """Read an SAE.
 
     Args:
+        source: a folder; or ``OWNER/REPO/FOLDER``, a folder of a repository of the Hugging Face hub, if there is no such
+            folder here.
         hidden_size: of the model it is for.
 
     Raises:
-        SteerError: nothing that can be read, values that are not finite, or another width than the model's.
+        SteerError: nothing that can be read or reached, values that are not finite, or another width than the model's.
         UnsupportedError: an architecture or normalisation that is not known here.
     """
-    folder = Path(folder)
+    folder = Path(source)
+    if not folder.is_dir() and is_hub_name(str(source)):
+        folder = download(str(source))
     config, tensors = _files(folder)
     if "encoder.weight" in tensors:
         sae = _sparsify(config, tensors)
@@ -147,7 +171,9 @@ def _files(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     from safetensors.torch import load_file
 
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
-    named = [file for file in files if file.name in ("sae_weights.safetensors", "sae.safetensors")]
+    named = [file for file in files if file.name in WEIGHTS]
+    if not files and (folder / GEMMA_SCOPE).is_file():
+        return _finite(folder, *_gemma_scope(folder / GEMMA_SCOPE))
     chosen = named or files
     if len(chosen) != 1:
         found = f"{len(chosen)} files *.safetensors" if folder.is_dir() else "no such folder"
@@ -157,6 +183,26 @@ def _files(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         tensors = {name: tensor.float() for name, tensor in load_file(chosen[0]).items()}
     except (SafetensorError, ValueError, OSError) as error:
         raise SteerError("sae", str(folder), f"a folder with valid files ({error})") from error
+    return _finite(folder, config, tensors)
+
+
+def _gemma_scope(file: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Gemma Scope's own format, of which SAELens has no folder: JumpReLU, without subtracting the decoder's bias."""
+    import zipfile
+
+    import numpy as np
+
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            tensors = {name: torch.from_numpy(arrays[name]).float() for name in arrays}
+    except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
+        raise SteerError("sae", str(file), f"valid ({error})") from error
+    return {"architecture": "jumprelu", "apply_b_dec_to_input": False}, tensors
+
+
+def _finite(
+    folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise SteerError(f"sae {folder}: tensor {name}", "NaN or infinity", "finite")
@@ -211,8 +257,9 @@ def _sparsify(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Sae:
     encoder = tensors["encoder.weight"]
     width, size = encoder.shape
     activation = str(config.get("activation", "topk"))
-    if activation not in ("topk", "groupmax"):
-        raise UnsupportedError(f"sparsify SAEs with activation {activation!r} are not read")
+    kind = "transcoder" if config.get("transcode") else "signed" if config.get("signed") else activation
+    if kind != "topk":
+        raise UnsupportedError(f"sparsify SAEs of kind {kind!r} are not read: use one with activation topk")
     decoder_bias = _take(tensors, "b_dec", size)
     bias = _take(tensors, "encoder.bias", width) - encoder @ decoder_bias
     decoder, k = _take(tensors, "W_dec", width, size), config.get("k", 32)

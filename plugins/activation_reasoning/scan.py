@@ -72,6 +72,12 @@ class Runs:
         sums = x.cumsum(0)
         return sums - (sums - x)[self.start]
 
+    def latest(self, x: torch.Tensor, marked: torch.Tensor, carry: torch.Tensor) -> torch.Tensor:
+        """Each column's value at the last marked token so far: as :meth:`largest`, of any type; 0 where none is marked."""
+        index = torch.arange(len(x), device=x.device)[:, None]
+        at = self.largest(torch.where(marked, index, NONE), torch.full_like(marked, NONE, dtype=torch.int64))
+        return torch.where(at >= 0, x.gather(0, at.clamp(min=0)), torch.where(self.carries[self.start][:, None], carry, 0.0))
+
     def before(self, x: torch.Tensor, carry: torch.Tensor, default: int = NONE) -> torch.Tensor:
         """Each token's predecessor's value."""
         shifted = torch.cat([x[:1], x[:-1]])

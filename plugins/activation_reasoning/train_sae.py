@@ -2,7 +2,8 @@
 
 ``python -m llm_steer.plugins.activation_reasoning.train_sae MODEL --layer 15 --text corpus.txt --out sae/`` writes a folder
 in the layout of SAELens. It is for experiments on a CPU: a million tokens and a few thousand features, not more.
-Top-k after Gao et al. (2024), batch-top-k with its threshold after Bussmann et al. (2024).
+Top-k after Gao et al. (2024), batch-top-k with its threshold after Bussmann et al. (2024). ``--trainer sae-lens`` has
+SAELens (6 or newer, ``pip install sae-lens``) train the same on the same rows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from llm_steer.errors import SteerError
+from llm_steer.errors import MissingDependencyError, SteerError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -78,12 +79,9 @@ def train(
         rows: float32 ``[tokens, hidden_size]``.
         k: features active at a token; with jumprelu, on average.
     """
-    if len(rows) < 2 * batch:
-        raise SteerError("--text", f"{len(rows)} tokens", f"at least {2 * batch} tokens")
     began = time.monotonic()
     generator = torch.Generator().manual_seed(seed)
-    rows = rows[torch.randperm(len(rows), generator=generator)]
-    held_out, rows = rows[: len(rows) // 10], rows[len(rows) // 10 :]
+    held_out, rows = _parts(rows, batch, generator)
     size = rows.shape[1]
     # Trained on rows of about unit variance; the scale goes into the weights at the end.
     scale = float((rows - rows.mean(0)).norm(dim=1).mean()) / size**0.5
@@ -130,12 +128,67 @@ def train(
     if architecture == "jumprelu":
         tensors["threshold"] = torch.full((width,), threshold * scale)
     code = encode(tensors, held_out, k)
-    wrong = held_out - (code @ tensors["W_dec"] + tensors["b_dec"])
-    explained = 1 - float(wrong.square().sum() / (held_out - held_out.mean(0)).square().sum())
-    active_ = (code > 0).float()
-    return Result(
-        tensors, explained, float(active_.sum(1).mean()), int((active_.sum(0) > 0).sum()), time.monotonic() - began
-    )
+    figures = measured(held_out, code, code @ tensors["W_dec"] + tensors["b_dec"])
+    return Result(tensors, *figures, time.monotonic() - began)
+
+
+def measured(rows: torch.Tensor, code: torch.Tensor, again: torch.Tensor) -> tuple[float, float, int]:
+    """Share of the variance that is explained, features active at a token, and features active at all."""
+    explained = 1 - float((rows - again).square().sum() / (rows - rows.mean(0)).square().sum())
+    active = (code > 0).float()
+    return explained, float(active.sum(1).mean()), int((active.sum(0) > 0).sum())
+
+
+def _parts(rows: torch.Tensor, batch: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """A tenth that only measures, and what is left to train on."""
+    if len(rows) < 2 * batch:
+        raise SteerError("--text", f"{len(rows)} tokens", f"at least {2 * batch} tokens")
+    rows = rows[torch.randperm(len(rows), generator=generator)]
+    return rows[: len(rows) // 10], rows[len(rows) // 10 :]
+
+
+def train_with_saelens(
+    rows: torch.Tensor, width: int, k: int, steps: int, architecture: Literal["topk", "jumprelu"], folder: Path,
+    metadata: dict[str, Any], batch: int = 512, lr: float = 1e-3, seed: int = 0,
+) -> tuple[float, float, int, float]:  # fmt: skip
+    """As :func:`train`, by SAELens, which writes the folder.
+
+    Returns:
+        What :class:`Result` says of it, as our own loader reads it.
+    """
+    try:
+        import sae_lens
+        from sae_lens.config import SAETrainerConfig
+        from sae_lens.training.sae_trainer import SAETrainer
+    except ImportError as error:
+        raise MissingDependencyError("sae-lens", "sae", "--trainer sae-lens") from error
+    from .sae import load_sae
+
+    began = time.monotonic()
+    generator = torch.Generator().manual_seed(seed)
+    held_out, rows = _parts(rows, batch, generator)
+    torch.manual_seed(seed)
+    common = {"d_in": rows.shape[1], "d_sae": width, "k": k, "normalize_activations": "expected_average_only_in"}
+    if architecture == "topk":
+        sae = sae_lens.TopKTrainingSAE(sae_lens.TopKTrainingSAEConfig(**common))
+    else:
+        sae = sae_lens.BatchTopKTrainingSAE(sae_lens.BatchTopKTrainingSAEConfig(**common))
+    for name, value in metadata.items():
+        sae.cfg.metadata[name] = value
+
+    def batches() -> Iterator[torch.Tensor]:
+        while True:
+            yield rows[torch.randint(len(rows), (batch,), generator=generator)]
+
+    config = SAETrainerConfig(
+        total_training_samples=steps * batch, train_batch_size_samples=batch, lr=lr, lr_end=lr / 10,
+        lr_warm_up_steps=WARMUP, lr_decay_steps=steps // 5, dead_feature_window=DEAD, n_batches_for_norm_estimate=20,
+    )  # fmt: skip
+    SAETrainer(config, sae, batches()).fit()
+    sae.save_inference_model(folder)
+    own = load_sae(folder, rows.shape[1])
+    code = own.encode(held_out)
+    return *measured(held_out, code, own.decode(code)), time.monotonic() - began
 
 
 def encode(tensors: dict[str, torch.Tensor], x: torch.Tensor, k: int) -> torch.Tensor:
@@ -157,11 +210,16 @@ def save(result: Result, folder: Path, k: int, layer: int, model: str) -> None:
     config: dict[str, Any] = {
         "architecture": "jumprelu" if jump else "topk", "d_in": size, "d_sae": width, "dtype": "float32", "device": "cpu",
         "apply_b_dec_to_input": True, "normalize_activations": "none", "reshape_activations": "none",
-        "metadata": {"hook_name": f"blocks.{layer}.hook_resid_post", "model_name": model},
+        "metadata": hook(layer, model),
     }  # fmt: skip
     if not jump:
         config |= {"k": k, "rescale_acts_by_decoder_norm": False}
     (folder / "cfg.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def hook(layer: int, model: str) -> dict[str, Any]:
+    """Where an SAE belongs, in SAELens' words."""
+    return {"hook_name": f"blocks.{layer}.hook_resid_post", "model_name": model}
 
 
 def _keep(x: torch.Tensor, k: int) -> torch.Tensor:
@@ -175,6 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--layer", type=int, required=True)
     parser.add_argument("--text", type=Path, required=True, help="a text a line")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--trainer", choices=("own", "sae-lens"), default="own")
     parser.add_argument("--architecture", choices=("topk", "jumprelu"), default="jumprelu")
     parser.add_argument("--width", type=int, default=2304)
     parser.add_argument("--k", type=int, default=32)
@@ -191,12 +250,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         count += len(state)
         if count >= options.tokens:
             break
-    result = train(training_set(states), options.width, options.k, options.steps, options.architecture)
-    save(result, options.out, options.k, options.layer, Path(options.model).name)
+    rows, where = training_set(states), hook(options.layer, Path(options.model).name)
+    shape = (options.width, options.k, options.steps, options.architecture)
+    if options.trainer == "own":
+        result = train(rows, *shape)
+        save(result, options.out, options.k, options.layer, Path(options.model).name)
+        explained, active, alive, seconds = result.explained, result.active, result.alive, result.seconds
+    else:
+        explained, active, alive, seconds = train_with_saelens(rows, *shape, options.out, where)
     print(
         json.dumps(
-            {"tokens": count, "explained": round(result.explained, 4), "active": round(result.active, 1),
-             "alive": result.alive, "width": options.width, "seconds": round(result.seconds, 1)}
+            {"tokens": count, "explained": round(explained, 4), "active": round(active, 1), "alive": alive,
+             "width": options.width, "seconds": round(seconds, 1)}
         )
     )  # fmt: skip
 

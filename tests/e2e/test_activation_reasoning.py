@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,21 @@ actions:
   - {{when: hot and not other, steer: {{concept: cold, strength: 1.2}}}}
   - {{when: cold, steer: {{concept: hot, strength: 0.4, layers: [1]}}, duration: 3}}
 """
+SOFT = """
+truth: product
+dictionary: {signs}
+concepts:
+  cue: {{words: [w100]}}
+propositions:
+  hot: {{hold: 2}}
+  chill: {{concept: cold, level: global, aggregate: mean, threshold: {mean}}}
+rules:
+  - hot and not chill -> go
+  - cue and chill -> go
+actions:
+  - {{when: go, steer: {{concept: cold, strength: 1.4}}, above: 0.1}}
+  - {{when: chill and not go, steer: {{concept: hot, strength: 0.8, layers: [1]}}, above: 0.3}}
+"""
 STOP = """
 concepts:
   cue: {{words: [w100]}}
@@ -95,11 +111,12 @@ def files(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         scores = (states @ direction).sort().values
         threshold = float(scores[int(0.85 * len(scores))] + 0.01)
         means.append(float(scores.mean()))
-        concepts.append(direction_concept(name, direction, 0.0, dict.fromkeys(LEVELS, threshold)))
+        concept = direction_concept(name, direction, 0.0, dict.fromkeys(LEVELS, threshold))
+        concepts.append(replace(concept, widths=dict.fromkeys(LEVELS, float(scores.std()))))
     folder = tmp_path_factory.mktemp("rules")
     identity = ModelIdentity.of(model.config, dtype=torch.float32, tokenizer=tokenizer)
     Dictionary(tuple(concepts), 0).to_artifact(identity, {}).save(folder / "signs")
-    for name, text in (("main", MAIN), ("strict", STRICT), ("later", LATER), ("halt", STOP)):
+    for name, text in (("main", MAIN), ("strict", STRICT), ("later", LATER), ("soft", SOFT), ("halt", STOP)):
         (folder / f"{name}.yaml").write_text(text.format(signs=folder / "signs", mean=means[0] + 0.05))
     return folder
 
@@ -134,8 +151,15 @@ def declared(files: Path) -> list[str]:
     return [f'activation_reasoning:{{"rules": "{files}/main.yaml", "files": [{others}], "allow_rules": 4}}']
 
 
-@pytest.fixture(scope="module")
-def wanted(llama: Path, files: Path) -> list[tuple[list[int], Any]]:
+def soft_requests() -> list[tuple[list[int], Any]]:
+    rng = random.Random(9)
+    steers = ({"name": "activation_reasoning", "rules": "soft"}, "off")
+    found = [(scenarios.words(rng, length), steers[0]) for length in (3, 9, 9, 40)]
+    found.append(([CUE, *scenarios.words(rng, 12)], steers[0]))
+    return [*found, (found[1][0], steers[1])]
+
+
+def on_hugging_face(llama: Path, files: Path, asked_for: list[tuple[list[int], Any]]) -> list[tuple[list[int], Any]]:
     """Tokens and traces of the Hugging Face host, one request at a time."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -145,7 +169,7 @@ def wanted(llama: Path, files: Path) -> list[tuple[list[int], Any]]:
     model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32).eval()
     steer(model, "off", tokenizer=AutoTokenizer.from_pretrained(llama))
     rows = []
-    for prompt, asked in requests():
+    for prompt, asked in asked_for:
         by_path = asked if asked == "off" else {**asked, "rules": str(files / f"{asked.get('rules', 'main')}.yaml")}
         ids = torch.tensor([prompt])
         options = {"do_sample": False, "max_new_tokens": TOKENS, "eos_token_id": None, "pad_token_id": 0}
@@ -153,6 +177,32 @@ def wanted(llama: Path, files: Path) -> list[tuple[list[int], Any]]:
         trace = model.steering.traces[0]
         rows.append((out[0, len(prompt) :].tolist(), trace["plugins"][0] if trace else None))
     return rows
+
+
+@pytest.fixture(scope="module")
+def wanted(llama: Path, files: Path) -> list[tuple[list[int], Any]]:
+    return on_hugging_face(llama, files, requests())
+
+
+def check_trace(got: Any, want: Any, prompt: list[int], tokens: int) -> int:
+    """What was detected, concluded and done, and why, is what Hugging Face's trace says; the number of moments."""
+    if want is None:
+        assert got is None
+        return 0
+    (said,) = got["plugins"]
+    assert (said["semantics"], said["truth"], said["broken_tokens"]) == (want["semantics"], want["truth"], 0)
+    assert not said["missed_tokens"]
+    seen = [moment for moment in want["moments"] if moment["position"] < len(prompt) + tokens - 1]
+    for one, other in zip(said["moments"], seen, strict=True):
+        levels = [moment.get("degrees", {}) for moment in (one, other)]
+        assert {**one, "degrees": None} == {**other, "degrees": None}
+        assert levels[0] == pytest.approx(levels[1], abs=1e-3)
+    if tokens == TOKENS:
+        assert said["changes"] == want["changes"]
+        for one, other in zip(said["propositions"], want["propositions"], strict=True):
+            assert {**one, "highest_score": None} == {**other, "highest_score": None}
+            assert one["highest_score"] == pytest.approx(other["highest_score"], abs=1e-3)
+    return len(seen)
 
 
 def test_the_requests_show_something(llama: Path, wanted: list[tuple[list[int], Any]], oracle: Any) -> None:
@@ -183,12 +233,33 @@ def test_tokens(engines: Engines, llama: Path, files: Path, wanted: list[tuple[l
     engine = engines.get(llama, runner, one_process=True, logits_processors=declared(files), **options)
     params = {"temperature": 0.0, "max_tokens": tokens, "ignore_eos": True}
     batch = [
-        {"prompt_token_ids": prompt, "params": {**params, "extra_args": {"steer": steer}}} for prompt, steer in requests()
+        {"prompt_token_ids": prompt, "params": {**params, "extra_args": {"steer": steer, "steer_trace": 1}}}
+        for prompt, steer in requests()
     ]
     for _ in range(2):  # the second time, prompts could come from the prefix cache
-        got = engine.generate(batch)
+        got, moments = engine.generate(batch), 0
         for (prompt, steer), (output,), (want, trace) in zip(requests(), got, wanted, strict=True):
             assert output["token_ids"] == want[:tokens], (prompt, steer, trace)
+            moments += check_trace(output["steering"], trace, prompt, tokens)
+        assert moments > 40
+
+
+@pytest.mark.parametrize("way", ["v1-chunks", "v2-dynamo"])
+def test_degrees_of_truth(engines: Engines, llama: Path, files: Path, way: str) -> None:
+    runner, options, tokens = WAYS[way]
+    option = [f"activation_reasoning:rules={files}/soft.yaml"]
+    engine = engines.get(llama, runner, one_process=True, logits_processors=option, **options)
+    batch = [
+        {"prompt_token_ids": prompt, "params": {**options_of(tokens), "extra_args": {"steer": steer, "steer_trace": 1}}}
+        for prompt, steer in soft_requests()
+    ]
+    wanted = on_hugging_face(llama, files, soft_requests())
+    degrees = [d for _, trace in wanted if trace for m in trace["moments"] for d in m["degrees"].values()]
+    assert sum(0.1 < d < 0.9 for d in degrees) > 10
+    for (prompt, _), (output,), (want, trace) in zip(soft_requests(), engine.generate(batch), wanted, strict=True):
+        assert output["token_ids"] == want[:tokens], (prompt, trace)
+        check_trace(output["steering"], trace, prompt, tokens)
+    assert wanted[1][0] != wanted[-1][0], "steering that shows"
 
 
 def test_compiled_by_inductor(engines: Engines, llama: Path, files: Path, wanted: list[tuple[list[int], Any]]) -> None:

@@ -47,14 +47,18 @@ class ClosedProgram:
     """Atoms that rules mention, without helpers: any of them can be given as a fact."""
 
 
-def compile_closed(rules: Sequence[Rule]) -> ClosedProgram:
+def compile_closed(rules: Sequence[Rule], crisp: bool = True) -> ClosedProgram:
     """Check ground rules and bring them into clauses.
+
+    Args:
+        crisp: leave out what makes no difference to truth, but does to its degree (``soft``): a literal that stands in a
+            conjunction twice, and conjunctions that hold a literal and its negation.
 
     Raises:
         SteerError: a head with ``or`` or ``xor``, negation through a cycle, rules that contradict themselves without any
             fact, or more than ``MAX_GROUND`` clauses.
     """
-    compiler = _Compiler()
+    compiler = _Compiler(crisp)
     for index, rule in enumerate(rules):
         for body, head in split(rule):
             compiler.add(index, rule, body, head)
@@ -68,7 +72,8 @@ def compile_closed(rules: Sequence[Rule]) -> ClosedProgram:
 
 
 class _Compiler:
-    def __init__(self) -> None:
+    def __init__(self, crisp: bool) -> None:
+        self._crisp = crisp
         self.clauses: list[Clause] = []
         self._helpers = 0
 
@@ -78,8 +83,8 @@ class _Compiler:
         heads, extra = self._heads(head, rule)
         for target, more in zip(heads, extra, strict=True):
             for literals in self._spread(normal(And((body, more)) if more else body), index, {}):
-                unique = tuple(dict.fromkeys(literals))
-                if not any(~literal in unique for literal in unique):
+                unique = tuple(dict.fromkeys(literals)) if self._crisp else literals
+                if not (self._crisp and any(~literal in unique for literal in unique)):
                     self._append(Clause(target, unique, index), rule)
 
     def _append(self, clause: Clause, rule: Rule | None = None) -> None:

@@ -9,6 +9,7 @@ from typing import Any as Anything
 from .closed import BOTTOM, HELPER, Clause, ClosedProgram, derive
 from .formula import Literal
 from .open import Implicate, OpenProgram, clash, entails
+from .soft import Weighed
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ def prove_all_closed(program: ClosedProgram, facts: Collection[str], goals: Coll
     """A proof of each goal that holds."""
     true = derive(program, set(facts))
     return {goal: _trace(program, true, goal) for goal in goals if goal in true}
+
+
+def prove_weighed(program: ClosedProgram, weighed: Weighed, goals: Collection[str]) -> dict[str, Proof]:
+    """What gives each goal its degree, for those that have one."""
+    return {goal: _trace(program, weighed.clauses, goal) for goal in goals if goal in weighed.clauses}
 
 
 def _trace(program: ClosedProgram, true: Mapping[str, Clause | None], goal: str) -> Proof:

@@ -12,6 +12,7 @@ from llm_steer.slots import copy_async
 
 from .formula import Literal
 from .schedule import Gate, Layer, Schedule
+from .soft import Norm
 
 BITS = 64
 
@@ -63,6 +64,47 @@ class PackedReasoner:
         return known[:, :-1], known[:, -1]
 
 
+class SoftReasoner:
+    """One rule set for all rows, over degrees of truth (``soft``).
+
+    Args:
+        schedule: of a rule set with closed semantics, compiled with ``crisp=False``.
+        facts: the literals whose degree is given, in the order of the columns of ``facts``.
+        wanted: the literals that are asked for.
+        norm: what ``and`` is.
+        device: where it runs.
+    """
+
+    def __init__(
+        self, schedule: Schedule, facts: Sequence[Literal], wanted: Sequence[Literal], norm: Norm, device: torch.device
+    ) -> None:
+        def index(values: Sequence[int]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=device)
+
+        self._nodes, self._norm = schedule.nodes + 1, norm
+        self._facts = index([schedule.inputs[fact] for fact in facts])
+        outputs = [schedule.outputs.get(literal, schedule.nodes) for literal in wanted]
+        self._wanted = index([*outputs, schedule.contradiction])
+        self._layers = [_Gates(layer, schedule.nodes, device) for layer in schedule.layers]
+
+    def __call__(self, facts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw all conclusions.
+
+        Args:
+            facts: float32 ``[rows, facts]`` in [0, 1].
+
+        Returns:
+            float32 ``[rows, wanted]``, and ``[rows]``: how much facts and rules exclude each other.
+        """
+        values = facts.new_zeros(self._nodes, facts.shape[0])
+        values.index_copy_(0, self._facts, facts.T)
+        for gates in self._layers:
+            for _ in range(gates.times):
+                gates.weigh(values, self._norm)
+        found = values[self._wanted].T
+        return found[:, :-1], found[:, -1]
+
+
 class _Gates:
     """A layer. Gates are sorted by width and heads by fan-in, so that column ``j`` of either is a prefix."""
 
@@ -98,6 +140,20 @@ class _Gates:
         heads = values[self._heads]
         for members in self._members:
             heads[: len(members)] |= gates[members]
+        values.index_copy_(0, self._heads, heads)
+
+    def weigh(self, values: torch.Tensor, norm: Norm) -> None:
+        """Raise the degrees of heads: float32 ``[nodes, rows]``, in place."""
+        (first, *rest) = [
+            values[nodes] if flip is None else torch.where(flip < 0, 1 - values[nodes], values[nodes])
+            for nodes, flip in self._columns
+        ]
+        for column in rest:
+            part = first[: len(column)]
+            first[: len(column)] = part * column if norm == "product" else torch.minimum(part, column)
+        heads = values[self._heads]
+        for members in self._members:
+            heads[: len(members)] = torch.maximum(heads[: len(members)], first[members])
         values.index_copy_(0, self._heads, heads)
 
 

@@ -16,6 +16,7 @@ from .open import verdict as open_verdict
 from .parser import Place, parse
 from .proof import Proof, prove_all_closed, prove_clash, prove_open
 from .rules import Rule, ground, read_rules, subjects_of
+from .soft import Truth
 
 Semantics = OneOf["closed", "open"]
 
@@ -31,26 +32,30 @@ class RuleSet:
     program: ClosedProgram | OpenProgram
 
     @classmethod
-    def build(cls, rules: Sequence[Rule], semantics: Semantics = "closed", subjects: Iterable[str] = ()) -> RuleSet:
+    def build(
+        cls, rules: Sequence[Rule], semantics: Semantics = "closed", subjects: Iterable[str] = (), truth: Truth = "crisp"
+    ) -> RuleSet:
         """Check rules.
 
         Args:
             subjects: what variables stand for, beside the subjects that the rules name.
+            truth: of closed semantics.
 
         Raises:
             SteerError: naming the rule's place, its text, and what would be valid.
         """
         everyone = tuple(dict.fromkeys([*subjects, *subjects_of(rules)]))
         instances = ground(rules, everyone)
-        compiled = compile_closed(instances) if semantics == "closed" else compile_open(instances)
+        compiled = compile_closed(instances, truth == "crisp") if semantics == "closed" else compile_open(instances)
         return cls(semantics, tuple(rules), everyone, compiled)
 
     @classmethod
     def read(
-        cls, texts: Sequence[str], semantics: Semantics = "closed", subjects: Iterable[str] = (), source: str = "rules"
-    ) -> RuleSet:
+        cls, texts: Sequence[str], semantics: Semantics = "closed", subjects: Iterable[str] = (), source: str = "rules",
+        truth: Truth = "crisp",
+    ) -> RuleSet:  # fmt: skip
         """Parse and check rules, a formula each."""
-        return cls.build(read_rules(texts, source=source), semantics, subjects)
+        return cls.build(read_rules(texts, source=source), semantics, subjects, truth)
 
     @property
     def atoms(self) -> tuple[str, ...]:

@@ -1,46 +1,63 @@
-"""Soft truth: rules over values in [0, 1], for whoever wants a degree rather than a verdict.
+"""Soft truth: rules over degrees in [0, 1], where detection knows how sure it is.
 
-``and`` is a t-norm, product or minimum (Goedel); ``not x`` is ``1 - x``; several ways to a conclusion are its best one. So a
-value never grows by going round a cycle, and the fixpoint is reached in as many passes as for plain truth. On 0 and 1 both
-norms are the closed semantics.
+``and`` is a t-norm, product or minimum (Goedel); ``or`` and several rules for one conclusion are their best way; ``not x``
+is ``1 - x``, at the propositions (formulas are brought to negation normal form first). So a degree never grows by going
+round a cycle, and the fixpoint is reached in as many passes as for plain truth. On 0 and 1 both norms are the closed
+semantics.
+Soft operators in programs, as in NePTune (Kamali and Kordjamshidi, 2025), with recursion and stratified negation beside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
 from typing import Literal as OneOf
 
-import torch
-
-from .formula import Literal
-from .schedule import Schedule
+from .closed import Clause, ClosedProgram
 
 Norm = OneOf["product", "goedel"]
+Truth = OneOf["crisp", "product", "goedel"]
+HALF = 0.5
+"""What is above counts as true: for contradictions, and where a trace says what was concluded."""
 
 
-def soft(schedule: Schedule, facts: Mapping[Literal, torch.Tensor], norm: Norm = "product") -> dict[Literal, torch.Tensor]:
-    """The degree of every conclusion.
+@dataclass(frozen=True)
+class Weighed:
+    """How true everything is, and why."""
+
+    degrees: dict[str, float]
+    """By atom, helpers included; what is left out is 0."""
+    clauses: dict[str, Clause | None]
+    """That give each atom its degree; none for a fact."""
+
+
+def weigh(program: ClosedProgram, facts: Mapping[str, float], norm: Norm) -> Weighed:
+    """Degrees of all conclusions, in plain Python: the slow twin of :class:`~.reasoner.SoftReasoner`.
 
     Args:
-        schedule: of a rule set with closed semantics.
-        facts: degrees in [0, 1], float ``[rows]`` each; those left out are 0.
-
-    Returns:
-        float ``[rows]`` for each literal that can be concluded.
+        program: compiled with ``crisp=False``.
+        facts: degrees of atoms; those left out are 0.
     """
-    some = next(iter(facts.values()))
-    values = [torch.zeros_like(some) for _ in range(schedule.nodes)]
-    for literal, degree in facts.items():
-        values[schedule.inputs[literal]] = degree
-    for layer in schedule.layers:
-        for _ in range(layer.times):
-            found = dict[int, torch.Tensor]()
-            for gate in layer.gates:
-                degree = torch.ones_like(some)
-                for node, positive in gate.body:
-                    value = values[node] if positive else 1 - values[node]
-                    degree = degree * value if norm == "product" else torch.minimum(degree, value)
-                found[gate.head] = torch.maximum(found.get(gate.head, values[gate.head]), degree)
-            for head, degree in found.items():
-                values[head] = degree
-    return {literal: values[node] for literal, node in schedule.outputs.items()}
+    degrees = {atom: degree for atom, degree in facts.items() if degree > 0}
+    clauses: dict[str, Clause | None] = dict.fromkeys(degrees)
+    by_head: dict[str, list[Clause]] = {}
+    for clause in program.clauses:
+        by_head.setdefault(clause.head, []).append(clause)
+    for group in program.strata:
+        changed = True
+        while changed:
+            changed = False
+            for clause in (clause for atom in group for clause in by_head.get(atom, ())):
+                degree = _degree(clause, degrees, norm)
+                # Only what is truly more: a clause that goes round a cycle never is, so proofs have no cycles.
+                if degree > degrees.get(clause.head, 0.0):
+                    degrees[clause.head], clauses[clause.head] = degree, clause
+                    changed = True
+    return Weighed(degrees, clauses)
+
+
+def _degree(clause: Clause, degrees: Mapping[str, float], norm: Norm) -> float:
+    known = ((literal.positive, degrees.get(literal.atom, 0.0)) for literal in clause.body)
+    values = [degree if positive else 1 - degree for positive, degree in known]
+    return prod(values) if norm == "product" else min(values, default=1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import torch
@@ -56,9 +57,11 @@ def random_detected(rng: random.Random, index: int) -> Detected:
         )  # fmt: skip
     level = rng.choice(["token", "sentence", "global"])
     aggregate = "max" if level == "token" else rng.choice(["max", "mean", "any"])
+    concept = rng.randrange(5)
     return Detected(
-        **common, concepts=[rng.randrange(5)], without=[], pattern=False, within="sentence", level=level,
-        aggregate=aggregate, hold=rng.choice([None, 0, 3]), threshold=rng.choice([0.1, 0.5, 0.9]),
+        **common, concepts=[concept], without=[], pattern=False, within="sentence", level=level, aggregate=aggregate,
+        hold=rng.choice([None, 0, 3]), threshold=rng.choice([0.1, 0.5, 0.9]),
+        width=0.0 if NAMES[concept] in WORDS else rng.choice([0.25, 1.0]),
     )  # fmt: skip
 
 
@@ -82,6 +85,11 @@ def tokens(slots, ids, positions, prompt_lens) -> Tokens:
 
 def oracle(detected: Detected, ids: list[int], hidden: list[list[float]], prompt_len: int) -> list[bool]:
     """Whether a proposition holds at each token of one request, straight from its definition."""
+    return [holds for holds, _ in story(detected, ids, hidden, prompt_len)]
+
+
+def story(detected: Detected, ids: list[int], hidden: list[list[float]], prompt_len: int) -> list[tuple[bool, float]]:
+    """Whether a proposition holds at each token, and how true it is."""
 
     def spelled(name, t):
         return any(t + 1 >= len(w) and ids[t + 1 - len(w) : t + 1] == w for w in WORDS[name]) and ids[t] != SPECIAL
@@ -122,22 +130,33 @@ def oracle(detected: Detected, ids: list[int], hidden: list[list[float]], prompt
                 return True
         return False
 
-    def condition(t):
-        if detected.pattern:
-            return matched(t)
+    def compared(t):
+        """What is compared with the threshold, or None."""
         (c,) = detected.concepts
         if detected.level == "token" or detected.aggregate == "any":
-            return inside(t) and value(c, t) is not None and value(c, t) > detected.threshold
+            return value(c, t) if inside(t) else None
         begin = sentence(t) if detected.level == "sentence" else 0
         seen = [value(c, s) for s in range(begin, t + 1) if inside(s) and value(c, s) is not None]
         if not seen:
-            return False
-        return (max(seen) if detected.aggregate == "max" else sum(seen) / len(seen)) > detected.threshold
+            return None
+        return max(seen) if detected.aggregate == "max" else sum(seen) / len(seen)
+
+    def now(t):
+        """The condition at this token, and how true it is."""
+        if detected.pattern:
+            return matched(t), float(matched(t))
+        x = compared(t)
+        if x is None:
+            return False, 0.0
+        if not detected.width:
+            return x > detected.threshold, float(x > detected.threshold)
+        return x > detected.threshold, 1 / (1 + math.exp((detected.threshold - x) / detected.width))
 
     found, last = [], None
     for t in range(len(ids)):
-        last = t if condition(t) else last
-        found.append(last is not None and (detected.hold is None or t - last <= detected.hold))
+        last = t if now(t)[0] else last
+        holds = last is not None and (detected.hold is None or t - last <= detected.hold)
+        found.append((holds, max(now(t)[1], now(last)[1]) if holds else now(t)[1]))
     return found
 
 

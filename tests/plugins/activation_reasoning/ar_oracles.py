@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 from llm_steer.plugins.activation_reasoning.logic.formula import (
@@ -65,6 +66,64 @@ def stable_models(rules: list[tuple[Formula, list[str]]], facts: set[str], atoms
         if least == guess:
             models.append(guess)
     return [model for index, model in enumerate(models) if model not in models[:index]]
+
+
+def degree(formula: Formula, values: dict[str, float], norm: str, positive: bool = True, absent=None) -> float:
+    """How true a formula (or its negation) is: t-norm for and, maximum for or, ``1 - x`` for a negated atom.
+
+    Args:
+        absent: values for what is negated, if not ``values``.
+    """
+
+    def see(part: Formula, same: bool = True) -> float:
+        return degree(part, values, norm, positive == same, absent)
+
+    def both(*parts: float) -> float:
+        return math.prod(parts) if norm == "product" else min(parts, default=1.0)
+
+    match formula:
+        case Atom() | Then():
+            return values[str(formula)] if positive else 1 - (values if absent is None else absent)[str(formula)]
+        case Constant(value):
+            return float(value == positive)
+        case Not(of):
+            return see(of, False)
+        case And(items):
+            return both(*map(see, items)) if positive else max(map(see, items))
+        case Or(items):
+            return max(map(see, items)) if positive else both(*map(see, items))
+        case Implies(left, right):
+            parts = (see(left, False), see(right))
+            return max(parts) if positive else both(*parts)
+        case Xor(left, right) | Iff(left, right):
+            yes, no = (degree(left, values, norm, sign, absent) for sign in (True, False))
+            other_yes, other_no = (degree(right, values, norm, sign, absent) for sign in (True, False))
+            differ = isinstance(formula, Xor) == positive
+            return max(both(yes, other_no if differ else other_yes), both(no, other_yes if differ else other_no))
+        case AtLeast(count, items):
+            needed = count if positive else len(items) - count + 1
+            return max(both(*chosen) for chosen in itertools.combinations(list(map(see, items)), needed))
+    raise AssertionError(formula)
+
+
+def soft_model(
+    rules: list[tuple[Formula, list[str]]], facts: dict[str, float], atoms: list[str], norm: str
+) -> dict[str, float]:
+    """Degrees of all atoms: the least ones that rules and facts demand, once "not" is read off themselves."""
+    guess = dict.fromkeys(atoms, 0.0)
+    while True:
+        least = {atom: facts.get(atom, 0.0) for atom in atoms}
+        changed = True
+        while changed:
+            changed = False
+            for body, heads in rules:
+                value = degree(body, least, norm, absent=guess)
+                for head in heads:
+                    if value > least[head] + 1e-15:
+                        least[head], changed = value, True
+        if least == guess:
+            return least
+        guess = least
 
 
 def entailed(formulas: list[Formula], facts: dict[str, bool], goal: str, atoms: list[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,14 +19,15 @@ from ar_cases import (
     program,
     random_detected,
     score,
+    story,
     tokens,
 )  # fmt: skip
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llm_steer.plugins.activation_reasoning.concepts import Dictionary, Tree, feature_concept
+from llm_steer.plugins.activation_reasoning.concepts import Dictionary, Tree, Tversky, feature_concept
 from llm_steer.plugins.activation_reasoning.detection import Detector, Scorer
 from llm_steer.plugins.activation_reasoning.program import Detected
-from llm_steer.plugins.activation_reasoning.sae import Features
+from llm_steer.plugins.activation_reasoning.sae import Code, Features
 from llm_steer.plugins.activation_reasoning.scan import Runs, ordered, unordered
 
 SLOTS = 4
@@ -76,18 +78,21 @@ def test_what_is_detected_is_what_the_definition_says(seed):
     rng = random.Random(seed)
     detected = [random_detected(rng, index) for index in range(6)]
     requests = stream(rng)
-    detector = Detector([(program(detected), dictionary())], SLOTS, CPU)
+    truth = rng.choice(["crisp", "product"])
+    detector = Detector([(program(detected, truth=truth), dictionary())], SLOTS, CPU)
     for slot in range(len(requests)):  # someone else's traces
         for flat, hidden, _ in portions(rng, [stream(rng)[0]]):
             detector(hidden, flat)
         detector.reset(slot)
-    found = {}
+    found, degrees = {}, {}
     for flat, hidden, keys in portions(rng, requests):
-        facts = detector(hidden, flat).facts
-        for key, row in zip(keys, facts.tolist(), strict=True):
+        passed = detector(hidden, flat)
+        assert (passed.degrees is None) == (truth == "crisp")
+        for at, (key, row) in enumerate(zip(keys, passed.facts.tolist(), strict=True)):
             if key is None:
                 assert not any(row)
             found[key] = row
+            degrees[key] = passed.degrees[at].tolist() if truth != "crisp" else None
     for n, (ids, hidden, prompt_len) in enumerate(requests):
         assert not detector.missed[n].any()
         assert detector.broken[n].item() == sum(h[0] != h[0] and t > 0 and ids[t] != SPECIAL for t, h in enumerate(hidden))
@@ -95,6 +100,9 @@ def test_what_is_detected_is_what_the_definition_says(seed):
             expected = oracle(one, ids, hidden, prompt_len)
             where = next(n_ for n_, literal in enumerate(detector.literals) if literal[1] == one.literal)
             assert [found[n, t][where] for t in range(len(ids))] == expected, (one, ids, prompt_len, column)
+            if truth != "crisp":
+                levels = [level for _, level in story(one, ids, hidden, prompt_len)]
+                assert [degrees[n, t][where] for t in range(len(ids))] == pytest.approx(levels, abs=1e-6), one
 
 
 def test_a_request_that_is_fed_again_from_the_start_gives_the_same():
@@ -234,6 +242,42 @@ def test_a_top_k_feature_counts_only_among_the_k_largest():
     assert torch.allclose(scores, kept[:, 0], atol=1e-5)
     assert 0 < (scores > 0).sum() < (code[:, 0] > 0).sum()
     assert torch.allclose(Scorer(Dictionary((one,), 0), ["a"], CPU)(x)[:, 0], code[:, 0], atol=1e-5)
+
+
+@pytest.mark.parametrize("k", [0, 9])
+@pytest.mark.parametrize(("alpha", "beta"), [(0.5, 0.5), (1.0, 1.0), (0.0, 1.0), (0.1, 2.0), (0.0, 0.0)])
+def test_similarity_of_feature_sets_is_tverskys(alpha, beta, k):
+    """Of a JumpReLU and a top-k SAE, beside a concept of another kind, against sets in plain Python."""
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(60, HIDDEN, generator=generator)
+    gate = torch.rand(60, generator=generator) * (0 if k else 2)
+    whole = Features(rows, torch.ones(60), torch.zeros(60), gate)
+    sets, concepts = {"a": [3, 17, 20, 41, 59], "b": [17], "c": [1, 2]}, []
+    for name, indices in sets.items():
+        part = Features(*(t[indices] for t in (whole.rows, whole.scale, whole.bias, whole.gate)))
+        one = feature_concept(name, part, part.rows, [1.0] * len(indices), {}, indices=indices)
+        if name != "c":
+            code = Code(whole, k) if alpha or k else None
+            one = replace(one, kind="tversky", tversky=Tversky(alpha, beta), code=code)
+        concepts.append(one)
+    needed = whole if alpha or k else None
+    book = Dictionary(tuple(concepts), 0, "none", needed, k)
+    x = torch.randn(200, HIDDEN, generator=generator)
+    dots = (x @ rows.T).tolist()
+    scores = Scorer(book, ["c", "b", "a"], CPU)(x)
+    for row, dot in enumerate(dots):
+        on = {f for f in range(60) if dot[f] > gate[f]}
+        on = set(sorted(on, key=lambda f: -dot[f])[:k]) if k else on
+        for column, name in ((1, "b"), (2, "a")):
+            own = set(sets[name])
+            shared, only, missing = len(on & own), len(on - own), len(own - on)
+            expected = shared / (shared + alpha * only + beta * missing) if shared else 0.0
+            assert float(scores[row, column]) == pytest.approx(expected, abs=1e-6)
+    for name, column in (("a", 2), ("b", 1)):
+        assert torch.allclose(book[name].score(x), scores[:, column], atol=1e-6)
+    assert 0.05 < (scores[:, 2] > 0).float().mean() <= 1
+    if not k:
+        assert torch.allclose(scores[:, 0], book["c"].score(x), atol=1e-5)
 
 
 def test_scores_are_those_of_the_concepts():

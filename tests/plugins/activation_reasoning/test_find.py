@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 
+import huggingface_hub
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from llm_steer.plugins.activation_reasoning.concepts import METHOD, Dictionary
+from llm_steer.plugins.activation_reasoning import hub
+from llm_steer.plugins.activation_reasoning.concepts import METHOD, Dictionary, Tversky
 from llm_steer.plugins.activation_reasoning.find import (
     Encoded,
     Example,
@@ -20,6 +23,7 @@ from llm_steer.plugins.activation_reasoning.find import (
     log_decay,
     read_examples,
     threshold,
+    width,
 )
 from llm_steer.plugins.activation_reasoning.sae import load_sae
 from llm_steer.plugins.activation_reasoning.train_sae import encode, save, train
@@ -131,6 +135,91 @@ def test_an_sae_of_another_width_or_nothing(tmp_path):
         load_sae(tmp_path / "a")
 
 
+def test_gemma_scopes_own_files(tmp_path):
+    tensors = {**weights(), "threshold": torch.rand(WIDTH)}
+    np.savez(tmp_path / "params.npz", **{name: tensor.numpy() for name, tensor in tensors.items()})
+    sae = load_sae(tmp_path, SIZE)
+    assert sae.architecture == "jumprelu"
+    assert torch.allclose(sae.encode(X), saelens_encode("jumprelu", tensors, X, {"apply_b_dec_to_input": False}), atol=1e-4)
+    np.savez(tmp_path / "params.npz", W_enc=np.array([object()]))
+    with pytest.raises(SteerError, match=r"params\.npz"):
+        load_sae(tmp_path)
+
+
+@pytest.mark.parametrize("config", [{"activation": "groupmax"}, {"transcode": True}, {"signed": True}])
+def test_sparsify_saes_of_other_kinds_are_refused(config, tmp_path):
+    tensors = weights()
+    other = {"encoder.weight": tensors["W_enc"].T, "encoder.bias": tensors["b_enc"], "W_dec": tensors["W_dec"],
+             "b_dec": tensors["b_dec"]}  # fmt: skip
+    with pytest.raises(UnsupportedError, match="sparsify"):
+        load_sae(write(tmp_path / "a", other, {"k": 6, **config}, "sae.safetensors"))
+
+
+# -- the hub -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("someone/sae-llama-64x/layers.23", ("someone/sae-llama-64x", None, "layers.23")),
+        ("someone/saes/layer_20/width_131k/average_l0_114", ("someone/saes", None, "layer_20/width_131k/average_l0_114")),
+        ("some-one/one.sae@v1.0", ("some-one/one.sae", "v1.0", "")),
+        ("someone/saes/blocks.15.hook_resid_post@0123abc", ("someone/saes", "0123abc", "blocks.15.hook_resid_post")),
+    ],
+)
+@pytest.mark.parametrize("file", ["sae_weights.safetensors", "sae.safetensors", "params.npz"])
+def test_an_sae_of_the_hub_is_asked_for_by_its_folder(name, asked, file, tmp_path, monkeypatch):
+    """Only the files of one SAE, in the layouts of SAELens, sparsify and Gemma Scope."""
+    repo, revision, folder = asked
+    tensors = {**weights(), "threshold": torch.rand(WIDTH)}
+    calls = []
+
+    def fake(repo_id, *, revision, allow_patterns):
+        calls.append((repo_id, revision, sorted(allow_patterns)))
+        place = tmp_path / folder
+        place.mkdir(parents=True, exist_ok=True)
+        if file == "params.npz":
+            np.savez(place / file, **{key: tensor.numpy() for key, tensor in tensors.items()})
+        elif file == "sae.safetensors":
+            sparse = {"encoder.weight": tensors["W_enc"].T, "encoder.bias": tensors["b_enc"]}
+            sparse |= {key: tensors[key] for key in ("W_dec", "b_dec")}
+            write(place, sparse, {"k": 4}, file)
+        else:
+            write(place, tensors, {"architecture": "jumprelu"}, file)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fake)
+    sae = load_sae(name, SIZE)
+    assert sae.width == WIDTH
+    start = f"{folder}/" if folder else ""
+    files = ("cfg.json", "params.npz", "sae.safetensors", "sae_weights.safetensors")
+    assert calls == [(repo, revision, [start + one for one in files])]
+    assert sae.architecture == ("topk" if file == "sae.safetensors" else "jumprelu")
+
+
+def test_an_sae_in_the_hubs_cache_needs_no_connection(tmp_path, monkeypatch):
+    cache = tmp_path / "cache" / "models--someone--saes"
+    commit = "0" * 40
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text(commit)
+    (cache / "snapshots" / commit).mkdir(parents=True)
+    write(cache / "snapshots" / commit / "layers.3", weights(), {"architecture": "standard"})
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    assert load_sae("someone/saes/layers.3", SIZE).width == WIDTH
+    with pytest.raises(SteerError, match=r"got 'someone/saes/layers.9'; must be the name of a folder of someone/saes with"):
+        load_sae("someone/saes/layers.9", SIZE)
+    with pytest.raises(SteerError, match=r"someone/other/layers.3.*an SAE of the Hugging Face hub that can be reached"):
+        load_sae("someone/other/layers.3", SIZE)
+
+
+def test_names_that_are_not_the_hubs():
+    for name in ("/a/b", "./a/b", "../a/b", "a", "a/b/../c", "a/b@", "a b/c", "https://a/b", ""):
+        assert not hub.is_hub_name(name), name
+    with pytest.raises(SteerError, match="no such folder"):
+        load_sae("nothing")
+
+
 # -- thresholds ----------------------------------------------------------------------------------------------------------
 
 
@@ -194,16 +283,18 @@ def sae(tmp_path):
     return load_sae(write(tmp_path / "sae", tensors))
 
 
-@pytest.mark.parametrize("method", ["single", "top_k", "relational", "direction", "probe"])
+@pytest.mark.parametrize("method", ["single", "top_k", "relational", "tversky", "direction", "probe"])
 def test_a_concept_is_found_judged_and_saved(method, sae, tmp_path):
     concept = find("c", examples(), method, sae if method not in ("direction", "probe") else None, top_k=3)
-    least = 0.8 if method == "relational" else 0.9  # a tree has few different scores
+    least = {"relational": 0.8, "tversky": 0.7}.get(method, 0.9)  # trees and sets have few different scores
     assert concept.report["token/auc"] > least
     assert concept.report["max/auc"] > least
     assert concept.steer[0] > 0.7
     assert concept.steer.norm().item() == pytest.approx(1)
-    if method in ("single", "top_k"):
+    if method in ("single", "top_k", "tversky"):
         assert concept.indices[0] == 7
+    kinds = {"probe": "direction"}
+    assert concept.kind == kinds.get(method, method) or len(concept.indices) == 1
     held_out = [e for e in examples() if e.held_out]
     scores = torch.cat([concept.score(e.hidden) for e in held_out])
     labels = torch.cat([e.labelled["c"] for e in held_out])
@@ -211,16 +302,47 @@ def test_a_concept_is_found_judged_and_saved(method, sae, tmp_path):
     balanced = (hits[labels].float().mean() + (~hits)[~labels].float().mean()) / 2
     assert balanced.item() == pytest.approx(concept.report["token/balanced_accuracy"], abs=1e-5)
 
-    Dictionary((concept,), 2).to_artifact(MODEL, {"data": "x"}).save(tmp_path / "out")
+    Dictionary.of((concept,), 2, sae).to_artifact(MODEL, {"data": "x"}).save(tmp_path / "out")
     again = Dictionary.from_artifact(load(tmp_path / "out", METHOD))
     assert again.layer == 2
-    assert (again["c"].kind, again["c"].indices, again["c"].thresholds) == (
-        concept.kind,
-        concept.indices,
-        concept.thresholds,
-    )
+    for part in ("kind", "indices", "thresholds", "widths", "report", "tversky"):
+        assert getattr(again["c"], part) == getattr(concept, part)
+    assert (again.whole is not None) == (method == "tversky"), "only what counts the others needs them"
     assert torch.allclose(again["c"].score(X), concept.score(X), atol=1e-5)
     assert torch.equal(again["c"].steer, concept.steer)
+
+
+def test_a_similarity_that_counts_others_needs_the_whole_sae(sae):
+    own = find("c", examples(), "tversky", sae, 3, Tversky(0.0, 1.0))
+    assert Dictionary.of((own,), 2, sae).whole is None
+    with pytest.raises(SteerError, match="--alpha: got -1"):
+        find("c", examples(), "tversky", sae, 3, Tversky(-1, 1))
+    broken = Dictionary((find("c", examples(), "tversky", sae, 3),), 2).to_artifact(MODEL, {})
+    with pytest.raises(SteerError, match=r"tversky/alpha: got 0\.5; must be 0 in a dictionary without the whole SAE"):
+        Dictionary.from_artifact(broken)
+
+
+@given(data=st.lists(st.tuples(st.floats(-3, 3), st.booleans()), min_size=4, max_size=40))
+def test_the_width_is_the_likeliest(data):
+    x, labels = torch.tensor([v for v, _ in data]), torch.tensor([b for _, b in data])
+    if labels.all() or not labels.any() or x.abs().max() < 0.1:
+        return
+    found = width(x, labels)
+    p, n = labels.sum().item(), (~labels).sum().item()
+
+    def loss(w):
+        total = 0.0
+        for value, label in zip(x.tolist(), labels.tolist(), strict=True):
+            target = (p + 1) / (p + 2) if label else 1 / (n + 2)
+            z = value / w
+            cost = max(z, 0) + math.log1p(math.exp(-abs(z))) - target * z
+            total += cost * (0.5 / p if label else 0.5 / n)
+        return total
+
+    assert found > 0
+    scale = sum(abs(v) * (0.5 / p if b else 0.5 / n) for v, b in data)
+    others = [found * f for f in (0.5, 0.9, 1.1, 2.0) if 1e-4 < found * f / scale < 1e4]
+    assert loss(found) <= min(map(loss, others), default=math.inf) + 1e-9
 
 
 def test_too_little_data_and_methods_without_an_sae():

@@ -7,17 +7,28 @@ import random
 
 import pytest
 import torch
-from ar_oracles import NAMES, entailed, random_closed, random_formula, random_open, stable_models, supported
+from ar_oracles import (
+    NAMES,
+    degree,
+    entailed,
+    random_closed,
+    random_formula,
+    random_open,
+    soft_model,
+    stable_models,
+    supported,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llm_steer.plugins.activation_reasoning.logic import RuleSet
 from llm_steer.plugins.activation_reasoning.logic.formula import And, Atom, Constant, Literal, Not
 from llm_steer.plugins.activation_reasoning.logic.parser import parse
-from llm_steer.plugins.activation_reasoning.logic.reasoner import PackedReasoner, SlotLimits, SlotReasoner
+from llm_steer.plugins.activation_reasoning.logic.proof import prove_weighed
+from llm_steer.plugins.activation_reasoning.logic.reasoner import PackedReasoner, SlotLimits, SlotReasoner, SoftReasoner
 from llm_steer.plugins.activation_reasoning.logic.rules import Rule
 from llm_steer.plugins.activation_reasoning.logic.ruleset import read_fact
 from llm_steer.plugins.activation_reasoning.logic.schedule import schedule
-from llm_steer.plugins.activation_reasoning.logic.soft import soft
+from llm_steer.plugins.activation_reasoning.logic.soft import weigh
 
 from llm_steer.errors import SteerError
 
@@ -27,8 +38,8 @@ SETS = int(os.environ.get("LOGIC_SETS", 200))
 ATOMS = list(NAMES)
 
 
-def build(formulas, semantics="closed"):
-    return RuleSet.build([Rule(f, str(f), "test") for f in formulas], semantics)
+def build(formulas, semantics="closed", truth="crisp"):
+    return RuleSet.build([Rule(f, str(f), "test") for f in formulas], semantics, truth=truth)
 
 
 def on_tensors(rules: RuleSet, facts: list[set[Literal]], wanted: list[Literal]) -> tuple[list[set[Literal]], list[bool]]:
@@ -293,29 +304,67 @@ def test_a_slot_refuses_what_its_table_cannot_hold():
         reasoner.write(0, schedule(RuleSet.read([f"a{i} -> b" for i in range(9)]).program))
 
 
-@given(seed=st.integers(0, 2**40))
-@settings(max_examples=60, deadline=None)
-def test_soft_truth_of_certain_facts_is_truth(seed):
+# -- degrees of truth ----------------------------------------------------------------------------------------------------
+
+
+def degrees_on_tensors(rules: RuleSet, facts: list[dict[str, float]], norm: str) -> list[dict[str, float]]:
+    plan = schedule(rules.program, ATOMS)
+    columns = [Literal(a) for a in ATOMS]
+    given_ = torch.tensor([[row.get(a, 0.0) for a in ATOMS] for row in facts], dtype=torch.float64)
+    known, clash = SoftReasoner(plan, columns, columns, norm, CPU)(given_)
+    pairs = zip(known.tolist(), clash.tolist(), strict=True)
+    return [{**dict(zip(ATOMS, row, strict=True)), "false": no} for row, no in pairs]
+
+
+@given(seed=st.integers(0, 2**40), norm=st.sampled_from(["product", "goedel"]))
+@settings(max_examples=SETS, deadline=None)
+def test_degrees_are_those_of_the_formulas_themselves(seed, norm):
+    """In plain Python and on tensors, against formulas that are evaluated as they stand until nothing changes."""
     rng = random.Random(seed)
+    formulas = random_closed(rng)
+    rules, constraints = split_rules(formulas)
     try:
-        built = build(random_closed(rng))
+        built = build(formulas, truth=norm)
     except SteerError:
         return
-    plan = schedule(built.program, ATOMS)
-    batch = torch.rand(4, len(ATOMS), generator=torch.Generator().manual_seed(seed % 2**30)) < 0.4
-    for norm in ("product", "goedel"):
-        degrees = soft(plan, {Literal(a): batch[:, i].float() for i, a in enumerate(ATOMS)}, norm)
-        for row in range(4):
-            facts = {Literal(a) for i, a in enumerate(ATOMS) if batch[row, i]}
-            true = {literal for literal, degree in degrees.items() if degree[row] == 1}
-            assert true == set(built.conclusions(facts))
-            assert all(degree[row] in (0, 1) for degree in degrees.values())
+    certain = rng.random() < 0.2
+    draw = (lambda: float(rng.random() < 0.5)) if certain else rng.random
+    batch = [{a: draw() for a in ATOMS if rng.random() < 0.7} for _ in range(3)]
+    for facts, tensors in zip(batch, degrees_on_tensors(built, batch, norm), strict=True):
+        expected = soft_model(rules, facts, ATOMS, norm)
+        against = max((degree(c, expected, norm) for c in constraints), default=0.0)
+        weighed = weigh(built.program, facts, norm)
+        for atom in ATOMS:
+            assert weighed.degrees.get(atom, 0.0) == pytest.approx(expected[atom], abs=1e-12)
+            assert tensors[atom] == pytest.approx(expected[atom], abs=1e-12)
+        assert weighed.degrees.get("false", 0.0) == pytest.approx(against, abs=1e-12)
+        assert tensors["false"] == pytest.approx(against, abs=1e-12)
+        if certain:
+            assert {a for a in ATOMS if expected[a] == 1} == {
+                c.atom for c in build(formulas).conclusions([Literal(a) for a, d in facts.items() if d])
+            }
+        for goal, proof in prove_weighed(built.program, weighed, [a for a in ATOMS if expected[a] > 0]).items():
+            known: set[str] = set()
+            for step in proof:  # what a step rests on was said before, and is at least as true
+                assert all(b.startswith("not ") or b in known for b in step.because), (goal, proof)
+                assert all(
+                    weighed.degrees[b] >= weighed.degrees[step.conclusion] - 1e-12 for b in step.because if b in known
+                )
+                assert step.because or not step.rules or weighed.degrees[step.conclusion] == 1
+                known.add(step.conclusion)
+            assert proof[-1].conclusion == goal
 
 
-def test_soft_truth_of_uncertain_facts():
-    plan = schedule(RuleSet.read(["a and b -> c", "c and not d -> e", "e -> f", "f -> e", "a -> f"]).program)
-    facts = {Literal(name): torch.tensor([degree]) for name, degree in (("a", 0.5), ("b", 0.8), ("d", 0.25))}
-    product = {str(k): round(v.item(), 6) for k, v in soft(plan, facts).items()}
-    assert (product["c"], product["f"], product["e"]) == (0.4, 0.5, 0.5)  # 0.4 * 0.75 is less than 0.5 through f
-    least = {str(k): round(v.item(), 6) for k, v in soft(plan, facts, "goedel").items()}
-    assert (least["c"], least["f"], least["e"]) == (0.5, 0.5, 0.5)
+@pytest.mark.parametrize(
+    ("norm", "expected"),
+    [
+        ("product", {"c": 0.4, "e": 0.5, "f": 0.5, "g": 0.25, "h": 0.5 * 0.2, "i": 0.4}),
+        ("goedel", {"c": 0.5, "e": 0.5, "f": 0.5, "g": 0.5, "h": 0.2, "i": 0.5}),
+    ],
+)
+def test_degrees_by_hand(norm, expected):
+    texts = ["a and b -> c", "c and not d -> e", "e -> f", "f -> e", "a -> f", "a and a -> g", "a and not b -> h",
+             "at least 2 of (a, b, d) -> i"]  # fmt: skip
+    rules = RuleSet.read(texts, truth=norm)
+    found = weigh(rules.program, {"a": 0.5, "b": 0.8, "d": 0.25}, norm).degrees
+    assert {name: found[name] for name in expected} == pytest.approx(expected)

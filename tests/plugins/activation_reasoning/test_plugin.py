@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from llm_steer.plugins.activation_reasoning import ActivationReasoning, Activati
 from llm_steer.plugins.activation_reasoning.concepts import LEVELS, Dictionary, direction_concept
 
 from llm_steer import SteerError, UnsupportedError, spec, steer
-from llm_steer.artifact import ModelIdentity
+from llm_steer.artifact import ModelIdentity, load
 from llm_steer.markers import Markers
 from llm_steer.plugin import Context, Rows
 from llm_steer.runtime import Runtime
@@ -207,6 +208,115 @@ def test_a_contradiction_takes_actions_back_unless_the_file_says_otherwise(model
         steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=rules, facts=facts)
         assert (int(model.generate(torch.tensor([PROMPT]), **GREEDY)[0, len(PROMPT)]) == w70) == acts
         assert bool(model.steering.traces[0]["plugins"][0]["moments"][-1]["contradiction"]) == bool(facts)
+
+
+@pytest.mark.parametrize("norm", ["product", "goedel"])
+def test_degrees_of_truth_steer_by_degrees(norm, model, direction, folder, write, tiny_tokenizer):
+    """Greedy decoding by hand, each token's dose the strength times how true the formula is there."""
+    dictionary = Dictionary.from_artifact(load(folder / "dictionary", "activation_reasoning"))
+    (concept,) = dictionary.concepts
+    identity = ModelIdentity.of(model.config, architecture=type(model).__name__, tokenizer=tiny_tokenizer)
+    scores = states(model, PROMPT)[1:] @ direction
+    high, wide, low = concept.thresholds["token"], float(scores.std()), float(scores.median())
+    rules = write(f"""truth: {norm}
+propositions:
+  sure: {{concept: c33, hold: 0}}
+  likely: {{concept: c33, hold: 0, threshold: {low!r}}}
+rules: [sure and likely -> a, a -> b, likely and not sure -> c]
+actions:
+  - {{when: b, steer: {{concept: c33, strength: -1.5}}, above: 0.2}}
+  - {{when: c, forbid: [w70]}}
+""")
+    with pytest.raises(SteerError, match=f"'c33'; must be one whose dictionary has widths for truth: {norm}"):
+        steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=rules)
+    shutil.rmtree(folder / "dictionary")
+    wider = replace(concept, widths=dict.fromkeys(LEVELS, wide))
+    Dictionary((wider,), 0).to_artifact(identity, {}).save(folder / "dictionary")
+
+    def levels(ids):
+        x = (states(model, ids) @ direction).double()
+        sure, likely = torch.sigmoid((x - high) / wide), torch.sigmoid((x - low) / wide)
+        a = sure * likely if norm == "product" else torch.minimum(sure, likely)
+        c = likely * (1 - sure) if norm == "product" else torch.minimum(likely, 1 - sure)
+        rows = zip(*(part.tolist() for part in (sure, likely, a, c)), strict=True)
+        return [dict(zip(("sure", "likely", "a", "c"), row, strict=True)) for row in rows]
+
+    ids = list(PROMPT)
+    w70 = tiny_tokenizer.convert_tokens_to_ids("w70")
+    for _ in range(10):
+        known = levels(ids)
+
+        def hook(_, __, hidden, known=known):
+            for t in range(len(PROMPT) - 1, hidden.shape[1]):
+                if known[t]["a"] > 0.2:
+                    dose = torch.tensor(-1.5 * known[t]["a"], dtype=torch.float16).float()
+                    hidden[0, t] += dose * hidden[0, t].norm() * direction
+
+        handle = model.model.layers[0].register_forward_hook(hook)
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0, -1]
+        handle.remove()
+        if known[-1]["c"] > 0.5:
+            logits[w70] = float("-inf")
+        ids.append(int(logits.argmax()))
+    plain = model.generate(torch.tensor([PROMPT]), **GREEDY)[0].tolist()
+    assert ids != plain
+    steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=rules)
+    for chunk in (None, 2):
+        options = {"prefill_chunk_size": chunk} if chunk else {}
+        assert model.generate(torch.tensor([PROMPT]), **GREEDY, **options)[0].tolist() == ids
+    (part,) = model.steering.traces[0]["plugins"]
+    assert part["truth"] == norm
+    known, proofs = levels(ids), {}
+    for moment in part["moments"]:
+        here = {name: level for name, level in known[moment["position"]].items() if name in moment["degrees"]}
+        assert {"sure", "likely", "a"} <= here.keys()
+        assert {name: moment["degrees"][name] for name in here} == pytest.approx(here, abs=1e-3)
+        assert moment["degrees"]["b"] == moment["degrees"]["a"]
+        proofs |= moment["proofs"]
+    assert [step["rules"] for step in proofs["b"]][-2:] == [["sure and likely -> a"], ["a -> b"]]
+    json.dumps(part)
+
+
+def test_contradictions_by_degrees_and_rules_of_requests(model, write, tiny_tokenizer):
+    there = tiny_tokenizer.convert_ids_to_tokens(PROMPT[4])
+    words = f"truth: product\nconcepts: {{b: {{words: [{there}]}}, never: {{words: [w400]}}}}\n"
+    text = words + "rules: [b -> a, a and key -> false]\nactions: [{when: a, force: [w70]}]\n"
+    w70 = tiny_tokenizer.convert_tokens_to_ids("w70")
+    rules = write(text + "propositions: {key: {concept: never}}\n")
+    for facts, acts in (([], True), (["key"], False)):
+        steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=rules, facts=facts)
+        first = int(model.generate(torch.tensor([PROMPT]), **GREEDY)[0, len(PROMPT)])
+        assert (first == w70) == acts
+        moment = next(m for m in model.steering.traces[0]["plugins"][0]["moments"] if m["position"] == 4)
+        assert moment["degrees"] == ({"a": 1.0, "b": 1.0} if acts else {"a": 1.0, "b": 1.0, "key": 1.0})
+        assert bool(moment["contradiction"]) == (not acts)
+    steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=rules)
+    out = model.generate(torch.tensor([PROMPT, PROMPT]), **GREEDY, steer=[{"extra_rules": ["a -> false"]}, True])
+    assert [row == w70 for row in out[:, len(PROMPT)].tolist()] == [False, True]
+    from llm_steer.tokens import Vocabulary
+
+    declared = ActivationReasoningParams(rules=rules, allow_rules=4)
+    with pytest.raises(SteerError, match="allow_rules: got 4; must be 0 where a file has truth: product"):
+        declared.resolve(Vocabulary(tiny_tokenizer, 512), model.steering.shelf)
+
+
+def test_a_file_that_detects_nothing_steers_all_the_same(model, direction, write, tiny_tokenizer):
+    rules = write("rules: ['true -> go']\nactions: [{when: go, steer: {concept: c33, strength: 0.9}}]")
+    steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=rules)
+    ids = list(PROMPT)
+    for _ in range(10):
+
+        def hook(_, __, hidden):
+            dose = torch.tensor(0.9, dtype=torch.float16).float()
+            last = hidden[0, len(PROMPT) - 1 :]
+            hidden[0, len(PROMPT) - 1 :] = last + dose * last.norm(dim=1, keepdim=True) * direction
+
+        handle = model.model.layers[0].register_forward_hook(hook)
+        with torch.no_grad():
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+        handle.remove()
+    assert model.generate(torch.tensor([PROMPT]), **GREEDY)[0].tolist() == ids
 
 
 def test_facts_of_closed_semantics_are_positive(model, write, tiny_tokenizer):
