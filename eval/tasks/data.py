@@ -191,12 +191,19 @@ def _value(row: Row, column: Column) -> Any:
         return None
     if column.count:
         return len(value) if isinstance(value, list) else None
+    if column.bands:
+        return _band(value, column.bands)
     if column.after is not None and column.after in str(value):
         value = str(value).split(column.after, 1)[1].strip()
     if column.match is not None:
         found = re.search(column.match, str(value))
         return found[1] if found else None
     return value
+
+
+def _band(value: Any, bands: Mapping[str, int | None]) -> str | None:
+    number = int(value) if re.fullmatch(r"-?\d{1,18}", str(value)) else None
+    return None if number is None else next((name for name, top in bands.items() if top is None or number <= top), None)
 
 
 def _needed(row: Row, column: Column, field: str, valid: str) -> Any:

@@ -33,6 +33,8 @@ class Column(Strict):
     """Only the first group of this regular expression."""
     count: bool = False
     """How many items the list has, in place of the list."""
+    bands: dict[str, int | None] = Field(default_factory=dict)
+    """In place of a whole number, the name of the first band that it does not pass. Each has its highest number, or null."""
 
     @model_validator(mode="before")
     @classmethod

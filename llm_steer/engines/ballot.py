@@ -21,12 +21,13 @@ class Ballot:
 
     Args:
         request: OpenAI body, without steering.
+        local: plugins that steer the requests are those that are installed here: one that is not is refused before any runs.
 
     Raises:
         SteerError: the plugin cannot answer this request.
     """
 
-    def __init__(self, voter: Voter, request: Mapping[str, Any]) -> None:
+    def __init__(self, voter: Voter, request: Mapping[str, Any], *, local: bool = True) -> None:
         self.voter = voter
         self.request = request
         try:
@@ -38,6 +39,12 @@ class Ballot:
             own = (body.get("vllm_xargs") or {}).get(spec.PREFIX)
             if own is not None and voter_of(own) is not None:
                 raise SteerError(f"{voter.label}{spec.PREFIX}", own, f"plugins that do not vote, inside {voter.plugin.name}")
+            if own is not None and local:
+                try:
+                    spec.parse(own)
+                except SteerError as error:
+                    if error.valid != "given":  # the engine's default may hold what is not given
+                        raise SteerError(f"{voter.label}{error.field}", error.value, error.valid) from error
         self.responses: list[Response | None] = [None] * len(self.bodies)
         self.readings: list[dict[str, Any] | None] = [None] * len(self.bodies)
 
@@ -66,8 +73,10 @@ class Ballot:
         voter = self.voter
         text, told = voter.plugin.combine(self.request, self.responses, self.readings, voter.params)
         params = voter.params.shown()
+        cut = [response.finish == "length" for response in came if response.finish not in ("error", "abort")]
         return Response(
             text=text,
+            finish="length" if cut and all(cut) else "stop",
             prompt_tokens=sum(response.prompt_tokens for response in came),
             tokens=sum(response.tokens for response in came),
             steering={"plugins": [{"name": voter.plugin.name, "params": params, **told}]},

@@ -70,7 +70,7 @@ class HTTPEngine(Engine):
 
     def submit(self, requests: Sequence[Request]) -> Stream:
         check(requests)
-        return voting.submit(self._start, requests)
+        return voting.submit(self._start, requests, local=False)
 
     def identity(self) -> dict[str, Any]:
         server = self._connect()[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, replace
 from typing import Any
 
-from llm_steer import spec
+from llm_steer import sandbox, spec
 from llm_steer.engines.ballot import Ballot, voter_of
 from llm_steer.engines.base import Request, Response, Sampling, Stream
 from llm_steer.engines.common import check, failed
@@ -22,11 +23,12 @@ GRACE = 0.02
 """Seconds to wait for a response to be read before the engine goes on: most are at once, and may end the others."""
 
 
-def submit(start: Callable[[Sequence[Request]], Stream], requests: Sequence[Request]) -> Stream:
+def submit(start: Callable[[Sequence[Request]], Stream], requests: Sequence[Request], *, local: bool = True) -> Stream:
     """Start requests, those that vote too.
 
     Args:
         start: runs plain requests on an engine.
+        local: the engine runs here, so that its plugins are those that are installed here.
     """
     ballots: dict[int, Ballot | SteerError] = {}
     for index, request in enumerate(requests):
@@ -34,7 +36,7 @@ def submit(start: Callable[[Sequence[Request]], Stream], requests: Sequence[Requ
             if (voter := voter_of(request.steer)) is not None:
                 if request.messages is None or request.continues:
                     raise SteerError("messages", request.messages, f"a question: {voter.plugin.name} votes on answers")
-                ballots[index] = Ballot(voter, body_of(request))
+                ballots[index] = Ballot(voter, body_of(request), local=local)
         except SteerError as error:
             ballots[index] = error
     return _Voting(start, requests, ballots) if ballots else start(requests)
@@ -93,6 +95,8 @@ class _Voting(Stream):
         self._began = time.perf_counter()
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="llm-steer-read")
         self._reading: dict[Future[dict[str, Any]], tuple[int, int, Response]] = {}
+        self._needless = {index: threading.Event() for index in self._ballots}
+        """Set when nobody waits for what a question's responses say: programs that are checked end then."""
         self._stream = start(running)
 
     def __next__(self) -> tuple[int, Response]:
@@ -115,10 +119,14 @@ class _Voting(Stream):
             elif response.finish == "abort":
                 self._put(ballot, index, part, response, None)
             else:
-                future = self._pool.submit(ballot.read, part, response)
+                future = self._pool.submit(self._read, ballot, index, part, response)
                 self._reading[future] = (index, part, response)
                 self._collect(GRACE)
         return self._ready.popleft()
+
+    def _read(self, ballot: Ballot, index: int, part: int, response: Response) -> dict[str, Any]:
+        with sandbox.until(self._needless[index]):
+            return ballot.read(part, response)
 
     def _collect(self, timeout: float | None) -> None:
         """Take what was read."""
@@ -138,6 +146,7 @@ class _Voting(Stream):
 
     def _give_up(self, index: int) -> None:
         ballot = self._ballots[index]
+        self._needless[index].set()
         for part in ballot.missing:
             self._stream.abort(self._number_of[index, part])
 
@@ -152,4 +161,6 @@ class _Voting(Stream):
         self._stream.close()
         self._ready.clear()
         self._reading.clear()
+        for needless in self._needless.values():
+            needless.set()
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -10,7 +10,7 @@ Whoever operates it can choose bubblewrap instead: :func:`allow`.
 
 from __future__ import annotations
 
-from llm_steer.sandbox.limits import LONGEST, Limits, Outcome
+from llm_steer.sandbox.limits import LONGEST, Limits, Outcome, until
 from llm_steer.sandbox.pool import Backend, allow, allowed, available, close, run, warm_up
 
-__all__ = ["LONGEST", "Backend", "Limits", "Outcome", "allow", "allowed", "available", "close", "run", "warm_up"]
+__all__ = ["LONGEST", "Backend", "Limits", "Outcome", "allow", "allowed", "available", "close", "run", "until", "warm_up"]

@@ -17,7 +17,7 @@ import sys
 import time
 from functools import cache
 
-from llm_steer.sandbox.limits import Limits, Outcome, Status
+from llm_steer.sandbox.limits import PATIENCE, Limits, Outcome, Status, stopped
 
 FUEL_A_SECOND = 3_000_000_000
 NOBODY = 65534
@@ -108,9 +108,10 @@ def _attend(
             selector.register(stream, selectors.EVENT_READ)
         selector.register(process.stdin, selectors.EVENT_WRITE)
         while limit is None and selector.get_map():
-            ready = selector.select(max(deadline - time.perf_counter(), 0))
-            if not ready:
-                limit = "timeout"
+            left = deadline - time.perf_counter()
+            ready = selector.select(min(max(left, 0), PATIENCE))
+            if not ready and (stopped() or left <= PATIENCE):
+                limit = "stopped" if stopped() else "timeout"
             for key, _ in ready:
                 if key.fileobj is process.stdin:
                     try:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,9 +13,30 @@ LONGEST = 200_000
 """Characters of a program."""
 
 
-Status = Literal["ok", "error", "fuel", "output", "timeout", "crash"]
+Status = Literal["ok", "error", "fuel", "output", "timeout", "crash", "stopped"]
 """``ok``: it ended with exit status 0; ``error``: with another one, as after an exception; ``fuel``, ``output``,
-``timeout``: a limit; ``crash``: the interpreter itself broke (stack overflow, abort)."""
+``timeout``: a limit; ``crash``: the interpreter itself broke (stack overflow, abort); ``stopped``: nobody waits for it any
+longer (:func:`until`)."""
+
+_needless: ContextVar[threading.Event | None] = ContextVar("llm_steer_sandbox_needless", default=None)
+PATIENCE = 0.1
+"""Seconds between two looks whether somebody waits still."""
+
+
+@contextmanager
+def until(needless: threading.Event) -> Iterator[None]:
+    """Programs that this thread runs inside end, and do not begin, once the event is set."""
+    token = _needless.set(needless)
+    try:
+        yield
+    finally:
+        _needless.reset(token)
+
+
+def stopped() -> bool:
+    """Nobody waits for the program that this thread runs."""
+    needless = _needless.get()
+    return needless is not None and needless.is_set()
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,20 @@ def _folder() -> Path:
     folder = Path(base).expanduser() / "llm-steer" / "sandbox"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _check_private(folder)
+    _check_private(folder.parent)
+    for parent in folder.resolve().parents:
+        _check_parent(parent)
     return folder
+
+
+def _check_parent(path: Path) -> None:
+    """Who can rename a folder can put another one in its place."""
+    mode = path.stat().st_mode
+    if os.name == "posix" and mode & 0o022 and not mode & stat.S_ISVTX:
+        raise UnsupportedError(
+            f"{path} is above the folder of compiled code, and must be writable by nobody else: chmod go-w it, or set "
+            f"XDG_CACHE_HOME to another folder"
+        )
 
 
 def _check_private(path: Path) -> None:

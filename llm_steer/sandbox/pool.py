@@ -11,12 +11,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, get_args
 
 from llm_steer.errors import MissingDependencyError, SteerError, UnsupportedError
 from llm_steer.sandbox import bubblewrap
-from llm_steer.sandbox.limits import LONGEST, Limits, Outcome
+from llm_steer.sandbox.limits import LONGEST, PATIENCE, Limits, Outcome, Status, stopped
 from llm_steer.sandbox.module import WORKER, compiled, interpreter
 
 MOST = 32
@@ -50,7 +51,7 @@ class _Worker:
             self._process.stdin.flush()
         except OSError:
             return None
-        line = self._line(limits.wall)
+        line = self._line(limits.wall, stopped)
         return Outcome(**json.loads(line)) if line is not None else None
 
     def kill(self) -> None:
@@ -65,14 +66,16 @@ class _Worker:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def _line(self, timeout: float) -> bytes | None:
+    def _line(self, timeout: float, give_up: Callable[[], bool] = lambda: False) -> bytes | None:
         assert self._process.stdout is not None
         stream = self._process.stdout.fileno()
         deadline = time.monotonic() + timeout
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([stream], [], [], left)[0]:
+            if left <= 0 or give_up():
                 return None
+            if not select.select([stream], [], [], min(left, PATIENCE))[0]:
+                continue
             chunk = os.read(stream, 1 << 16)
             if not chunk:
                 return None
@@ -91,25 +94,32 @@ class _Pool:
     def run(self, code: str, limits: Limits) -> Outcome:
         if self._free is None:
             raise UnsupportedError("running programs is off here; an operator turns it on by LLM_STEER_SANDBOX=4")
-        if self.backend == "bubblewrap":
-            with self._free:
-                return bubblewrap.run(code, limits)
-        module = compiled()
-        with self._free:
-            worker = self._take(module)
-            began = time.perf_counter()
-            try:
-                outcome = worker.run(code, limits)
-            except BaseException:
-                worker.kill()
-                raise
-            if outcome is None:
-                late = worker.alive
-                worker.kill()
-                return Outcome("timeout" if late else "crash", seconds=time.perf_counter() - began)
-            with self._lock:
-                self._idle.append(worker)
-            return outcome
+        while not self._free.acquire(timeout=PATIENCE):
+            if stopped():
+                return Outcome("stopped")
+        try:
+            if stopped():
+                return Outcome("stopped")
+            return bubblewrap.run(code, limits) if self.backend == "bubblewrap" else self._run(code, limits)
+        finally:
+            self._free.release()
+
+    def _run(self, code: str, limits: Limits) -> Outcome:
+        worker = self._take(compiled())
+        began = time.perf_counter()
+        try:
+            outcome = worker.run(code, limits)
+        except BaseException:
+            worker.kill()
+            raise
+        if outcome is None:
+            late = worker.alive
+            worker.kill()
+            status: Status = "stopped" if stopped() else "timeout" if late else "crash"
+            return Outcome(status, seconds=time.perf_counter() - began)
+        with self._lock:
+            self._idle.append(worker)
+        return outcome
 
     def _take(self, module: Path) -> _Worker:
         while True:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property, reduce
+from operator import and_, or_, xor
 
 LONGEST = 10_000
-DEEPEST = 100
+DEEPEST = 50
 
 # Loosest first; implication groups to the right, the others to the left.
 _LEVELS: tuple[tuple[str, frozenset[str]], ...] = (
@@ -38,13 +39,14 @@ class FormulaError(ValueError):
 
 @dataclass(frozen=True)
 class Formula:
-    """A variable (``op`` is ``var``), a constant (``true``, ``false``), or a connective with its parts."""
+    """A variable (``op`` is ``var``), a constant (``true``, ``false``), or a connective with its parts: one of *not*, two of
+    *implies*, two or more of the others, so that a formula is never deeper than it was written."""
 
     op: str
     parts: tuple[Formula, ...] = ()
     name: str = ""
 
-    @property
+    @cached_property
     def variables(self) -> list[str]:
         """In order of appearance."""
         return list(dict.fromkeys(self._names()))
@@ -70,20 +72,24 @@ class Formula:
             return int(columns[self.name])
         if self.op in ("true", "false"):
             return ones if self.op == "true" else 0
-        values = [part.bits(columns, ones) for part in self.parts]
-        if self.op == "not":
-            return values[0] ^ ones
-        left, right = values
+        values = (part.bits(columns, ones) for part in self.parts)
         match self.op:
-            case "and":
-                return left & right
-            case "or":
-                return left | right
-            case "xor":
-                return left ^ right
+            case "not":
+                return next(values) ^ ones
             case "implies":
-                return (left ^ ones) | right
-        return left ^ right ^ ones  # iff
+                return (next(values) ^ ones) | next(values)
+            case "and":
+                return reduce(and_, values)
+            case "or":
+                return reduce(or_, values)
+            case "xor":
+                return reduce(xor, values)
+        return reduce(lambda left, right: left ^ right ^ ones, values)  # iff
+
+    @cached_property
+    def size(self) -> int:
+        """Variables, constants and connectives."""
+        return 1 + sum(part.size for part in self.parts)
 
 
 def columns(variables: Sequence[str]) -> tuple[dict[str, int], int]:
@@ -146,10 +152,11 @@ class _Reader:
                 self.take()
                 return Formula(op, (left, self.level(index, depth + 1)))
             return left
+        parts = [left]
         while _word(self.peek) in spellings:
             self.take()
-            left = Formula(op, (left, self.level(index + 1, depth)))
-        return left
+            parts.append(self.level(index + 1, depth))
+        return Formula(op, tuple(parts)) if len(parts) > 1 else left
 
     def atom(self, depth: int) -> Formula:
         token = self.peek
@@ -180,10 +187,8 @@ def _word(token: str) -> str:
 
 
 def conjunction(formulas: Sequence[Formula]) -> Formula:
-    result = formulas[0] if formulas else Formula("true")
-    for formula in formulas[1:]:
-        result = Formula("and", (result, formula))
-    return result
+    """One formula that says what all of them say."""
+    return Formula("and", tuple(formulas)) if len(formulas) > 1 else formulas[0] if formulas else Formula("true")
 
 
 def clauses(formula: Formula, numbers: dict[str, int], fresh: list[int]) -> tuple[int, list[list[int]]]:
@@ -208,31 +213,21 @@ def clauses(formula: Formula, numbers: dict[str, int], fresh: list[int]) -> tupl
             return literal
         if node.op == "not":
             return -visit(node.parts[0])
-        a, b = (visit(part) for part in node.parts)
+        parts = [visit(part) for part in node.parts]
+        if node.op in ("xor", "iff"):
+            return reduce(lambda a, b: equivalent(a, -b if node.op == "iff" else b), parts)
+        # The others are disjunctions, of negated parts or negated themselves.
+        if node.op == "implies":
+            parts[0] = -parts[0]
+        sign = -1 if node.op == "and" else 1
         literal = new()
-        if node.op == "and":
-            made.extend([[-literal, a], [-literal, b], [literal, -a, -b]])
-        elif node.op in ("or", "implies"):
-            a = -a if node.op == "implies" else a
-            made.extend([[literal, -a], [literal, -b], [-literal, a, b]])
-        else:
-            b = -b if node.op == "iff" else b  # iff is xor of one and the negation of the other
-            made.extend([[-literal, a, b], [-literal, -a, -b], [literal, -a, b], [literal, a, -b]])
+        made.append([-literal, *(sign * part for part in parts)])
+        made.extend([literal, -sign * part] for part in parts)
+        return sign * literal
+
+    def equivalent(a: int, b: int) -> int:
+        literal = new()
+        made.extend([[-literal, a, b], [-literal, -a, -b], [literal, -a, b], [literal, a, -b]])
         return literal
 
     return visit(formula), made
-
-
-def solver() -> Any:
-    """python-sat's solver class.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
-    try:
-        from pysat.solvers import Cadical153  # type: ignore[import-untyped]
-    except ImportError:
-        from llm_steer.errors import MissingDependencyError
-
-        raise MissingDependencyError("python-sat", "logic", "truth tables of more than 16 variables") from None
-    return Cadical153

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llm_steer.plugins.mixture_of_thought import answers, prompts
+from llm_steer.plugins.mixture_of_thought.asked import max_tokens_of, question_of, seed_of, stops_of
 from llm_steer.plugins.mixture_of_thought.modalities import CHECKS, TAGS, Check, Checker
 from llm_steer.plugins.mixture_of_thought.params import MixtureOfThoughtParams, Modality
-from llm_steer.plugins.mixture_of_thought.vote import Pending, Vote, decided, scores, winner
+from llm_steer.plugins.mixture_of_thought.said import Answer
+from llm_steer.plugins.mixture_of_thought.vote import Pending, Vote, decided, exact, scores, winner
 
-from llm_steer.errors import SteerError
 from llm_steer.plugin import Plugin
 
 if TYPE_CHECKING:
     from llm_steer.engines.base import Response
 
+_log = logging.getLogger(__name__)
+
 END = "<end_of_answer>"
 MAX_TOKENS = 2048
-"""Of each request, if neither the question nor the settings say. The released code's."""
+"""Of each request, if neither the question nor the settings say (the released code's); a server fits it to its model."""
 _SAMPLING = ("max_tokens", "temperature", "top_p", "top_k")
 
 
@@ -47,21 +52,20 @@ class MixtureOfThought(Plugin[MixtureOfThoughtParams]):
         question = question_of(request["messages"])
         history = request["messages"][:-1]
         options_of(question, params)
-        stop = request.get("stop") or []
-        stop = [stop] if isinstance(stop, str) else list(stop)
+        stop, max_tokens = stops_of(request), max_tokens_of(request, MAX_TOKENS)
         bodies = []
         for index, modality in enumerate(params.plan):
             settings = params.of(modality)
             asked = prompts.messages(question, params.answers, modality, examples=params.examples, folder=params.prompts)
             body: dict[str, Any] = {**request, "messages": _behind(history, asked), "stop": [*stop, END]}
-            body.setdefault("max_tokens", body.get("max_completion_tokens") or MAX_TOKENS)
+            body["max_tokens"] = max_tokens
             for name in _SAMPLING:
                 if (value := getattr(settings, name)) is not None:
                     body[name] = value
             if "max_completion_tokens" in body:
                 body["max_completion_tokens"] = body["max_tokens"]
-            if request.get("seed") is not None:
-                body["seed"] = request["seed"] + index
+            if (seed := seed_of(request, index)) is not None:
+                body["seed"] = seed
             if settings.steer is not None:
                 own = settings.steer if isinstance(settings.steer, str) else json.dumps(settings.steer)
                 body["vllm_xargs"] = {**(request.get("vllm_xargs") or {}), "steer": own}
@@ -85,12 +89,8 @@ class MixtureOfThought(Plugin[MixtureOfThoughtParams]):
         if params.preset == "reference":
             return {**told, "answer": answers.reference(response.text, TAGS[modality]), "reason": "reference"}
         options = options_of(question_of(request["messages"]), params)
-        truncated = response.finish == "length"
-        if options is None:
-            said = answers.read_free(response.text, truncated=truncated)
-        else:
-            said = answers.read_choice(response.text, options, truncated=truncated)
-        check = cls.checks[modality](response.text, options) if _checks(modality, params) else Check(None, "off")
+        said = _said(response, options, source=modality == "code")
+        check = _checked(cls.checks[modality], response.text, options) if _checks(modality, params) else Check(None, "off")
         return {**told, **_judged(said, check, params)}
 
     @classmethod
@@ -105,7 +105,8 @@ class MixtureOfThought(Plugin[MixtureOfThoughtParams]):
             for modality, reading in zip(plan, readings, strict=True)
             if reading is None
         ]
-        return decided(_votes(readings, params), pending, params.vote)
+        votes = _votes(readings, params)
+        return decided(votes, pending, params.vote) and _is_named(votes, readings, params)
 
     @classmethod
     def combine(
@@ -132,26 +133,24 @@ class MixtureOfThought(Plugin[MixtureOfThoughtParams]):
             return f"No answer: none of the {len(readings)} responses could be read.", told
         text = f"The final answer is \\boxed{{{answer}}}."
         if params.reply == "reasoning":
-            best = min((v for v in votes if v.answer == answer), key=lambda vote: (not vote.verified, vote.rank))
-            told["reasoning_of"] = best.rank
-            if (response := responses[best.rank]) is not None:
+            shown = _best(votes, readings, answer).rank
+            told["reasoning_of"] = shown
+            if _says_another(readings[shown]):
+                text = f"This was computed again, and gives another answer. {text}"
+            if (response := responses[shown]) is not None:
                 text = f"{response.text.strip()}\n\n{text}"
         return text, told
 
 
-def question_of(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The text of the last message.
+def _best(votes: Sequence[Vote], readings: Sequence[Mapping[str, Any] | None], answer: str) -> Vote:
+    """Of the votes for an answer: one whose text says so, one that was verified, the first."""
+    mine = [vote for vote in votes if vote.answer == answer]
+    return min(mine, key=lambda vote: (_says_another(readings[vote.rank]), not vote.verified, vote.rank))
 
-    Raises:
-        SteerError: it is not the user's, or holds no text.
-    """
-    last = messages[-1] if messages else {}
-    content = last.get("content")
-    if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
-        content = "\n".join(str(part.get("text", "")) for part in content)
-    if last.get("role") != "user" or not isinstance(content, str) or not content.strip():
-        raise SteerError("messages", content, "ended by a message of the user that asks something, in text")
-    return content.strip()
+
+def _says_another(reading: Mapping[str, Any] | None) -> bool:
+    """The vote is for what was computed, not for what the text says."""
+    return reading is not None and reading.get("text_answer") is not None
 
 
 def options_of(question: str, params: MixtureOfThoughtParams) -> dict[str, str] | None:
@@ -179,7 +178,38 @@ def _checks(modality: Modality, params: MixtureOfThoughtParams) -> bool:
     )
 
 
-def _judged(said: answers.Answer, check: Check, params: MixtureOfThoughtParams) -> dict[str, Any]:
+def _is_named(votes: Sequence[Vote], readings: Sequence[Mapping[str, Any] | None], params: MixtureOfThoughtParams) -> bool:
+    """The winner's name is known. That of a group of free answers is the answer of its first request, in the order in which
+    they were asked: whether one before it says the same in other words must be known."""
+    if params.answers != "free":
+        return True
+    answer = winner(votes, params.vote, params.ties)
+    first = min((vote.rank for vote in votes if vote.answer == answer), default=0)
+    return all(reading is not None for reading in readings[:first])
+
+
+def _said(response: Response, options: dict[str, str] | None, *, source: bool) -> Answer:
+    """What the text answers."""
+    truncated = response.finish == "length"
+    try:
+        if options is None:
+            return answers.read_free(response.text, source=source, truncated=truncated)
+        return answers.read_choice(response.text, options, source=source, truncated=truncated)
+    except Exception:
+        _log.exception("a response could not be read, and abstains")
+        return Answer(None, "failed")
+
+
+def _checked(check: Checker, text: str, options: dict[str, str] | None) -> Check:
+    """What checking says. A model can write anything: no text ends the batch that it came in."""
+    try:
+        return check(text, options)
+    except Exception as error:
+        _log.exception("a response could not be checked, and is judged by its text")
+        return Check(None, "failed", notes={"error": f"{type(error).__name__}: {error}"[:200]})
+
+
+def _judged(said: Answer, check: Check, params: MixtureOfThoughtParams) -> dict[str, Any]:
     """One answer out of what the text says and what was computed."""
     agrees = None if check.answer is None else said.value is not None and _same(said.value, check.answer)
     answer, reason = said.value, said.reason
@@ -199,8 +229,8 @@ def _same(one: str, other: str) -> bool:
     return len(set(answers.groups([one, other]))) == 1
 
 
-def _weight(modality: Modality, params: MixtureOfThoughtParams, *, verified: bool) -> float:
-    return params.of(modality).weight * (params.agreement if verified else 1.0)
+def _weight(modality: Modality, params: MixtureOfThoughtParams, *, verified: bool) -> Fraction:
+    return exact(params.of(modality).weight) * (exact(params.agreement) if verified else 1)
 
 
 def _votes(readings: Sequence[Mapping[str, Any] | None], params: MixtureOfThoughtParams) -> list[Vote]:

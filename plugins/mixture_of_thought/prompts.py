@@ -62,8 +62,10 @@ def _load(folder: str | None, answers: str, modality: str, examples: bool) -> tu
 
 def _text(root: Traversable, name: str, folder: str | None, *, optional: bool = False) -> str:
     path = root.joinpath(*name.split("/"))
-    if optional and not path.is_file():
-        return ""
+    if not path.is_file():  # a pipe is none: reading it might not end
+        if optional:
+            return ""
+        raise SteerError("prompts", folder, f"a folder with a readable file {name} (there is none)")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

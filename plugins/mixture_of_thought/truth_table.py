@@ -8,8 +8,9 @@ hold, False if in none, else Uncertain.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from llm_steer.plugins.mixture_of_thought.formula import (
     Formula,
@@ -18,13 +19,15 @@ from llm_steer.plugins.mixture_of_thought.formula import (
     columns,
     conjunction,
     parse,
-    solver,
 )
+from llm_steer.plugins.mixture_of_thought.solving import Solver, Undecided
 
 ENUMERATED = 16
 """Variables up to which all rows are gone through; beyond, python-sat answers."""
 MOST_VARIABLES = 256
 MOST_ROWS = 4096
+MOST_PARTS = 20_000
+"""Variables, constants and connectives of all formulas together."""
 TOLD = 8
 """Rows of each kind that a finding names."""
 
@@ -38,6 +41,9 @@ _HEADING = re.compile(
 _SECTIONS = {"premise": "premises", "conclusion": "statement", "statement": "statement", "claim": "statement"}
 _SECTIONS |= {"goal": "statement"}
 _NUMBERING = re.compile(r"^\s*(?:[-*•]\s+|\(?\d{1,3}[.):]\s*|[PpCc]\d{1,3}\s*[:.]\s*)+")
+_REMARK = re.compile(r"(?<=\s)(?:#|//|--|—|\()")
+_COUNTS = {"row", "rows", "#", "no", "no.", "nr", "nr.", "n", "№", "line", "index", "case", "i", ""}
+"""Heads of columns that number the rows, unless a formula has such a variable."""
 _TRUTH = {"true": True, "t": True, "1": True, "✓": True, "yes": True}
 _TRUTH |= {"false": False, "f": False, "0": False, "✗": False, "no": False}
 
@@ -49,14 +55,22 @@ class Table:
     premises: tuple[Formula, ...]
     statement: Formula
     head: tuple[Formula, ...] = ()
-    """Of each column, its formula."""
+    """Of each column, its formula; columns about something else are left out."""
     rows: tuple[tuple[bool, ...], ...] = ()
 
     @property
+    def shown(self) -> dict[str, int]:
+        """Variables that have a column, and which one; none without rows."""
+        columns: dict[str, int] = {}
+        for place, formula in enumerate(self.head if self.rows else ()):
+            if formula.op == "var":
+                columns.setdefault(formula.name, place)  # a second one is compared with the first
+        return columns
+
+    @property
     def variables(self) -> list[str]:
-        """Of the formulas, then of columns that no formula uses."""
-        names = [name for f in (*self.premises, self.statement, *self.head) for name in f.variables]
-        return list(dict.fromkeys(names))
+        """In order of appearance."""
+        return _variables(*self.premises, self.statement, *self.head)
 
 
 @dataclass(frozen=True)
@@ -71,11 +85,13 @@ class Finding:
     missing: int = 0
     extra: int = 0
     kind: str = "none"
-    """``survivors``: only rows in which the premises hold; ``full``: every row; ``none``: no table was written."""
+    """``survivors``: only rows in which the premises hold; ``full``: every row; ``none``: no table was written, or
+    none with a column of a variable; ``undecided``: python-sat did not get through the rows. What a table
+    was meant to be is told by what makes fewer rows wrong."""
 
     @property
     def rows_right(self) -> bool:
-        return not (self.wrong or self.missing or self.extra)
+        return not (self.wrong or self.missing or self.extra) and self.kind != "undecided"
 
 
 # -- reading -------------------------------------------------------------------------------------------------------------
@@ -85,26 +101,16 @@ def read(text: str) -> Table:
     """Find premises, statement and rows in a model's text.
 
     Raises:
-        FormulaError: there is no statement, or a formula that cannot be read.
+        FormulaError: there is no statement, or a formula that cannot be read, or too much of something.
     """
     premises: list[Formula] = []
     statements: list[Formula] = []
-    head: tuple[Formula, ...] = ()
-    rows: list[tuple[bool, ...]] = []
+    rows: list[list[str]] = []
     section = ""
     for line in text.splitlines():
         line = line.strip().replace("**", "").strip("`$ ")
         if line.startswith("|"):
-            cells = [cell.strip().strip("*`$ ") for cell in line.strip("|").split("|")]
-            if all(cell and set(cell) <= set("-: ") for cell in cells):
-                continue
-            values = [_TRUTH.get(cell.lower()) for cell in cells]
-            if head and None not in values and len(values) == len(head):
-                rows.append(tuple(bool(value) for value in values))
-            elif not rows:
-                head = _head(cells) or head
-            elif head and len(values) == len(head):
-                raise FormulaError(f"the row {line[:60]!r} has cells that are neither true nor false")
+            rows.append([cell.strip().strip("*`$ ") for cell in line.removeprefix("|").removesuffix("|").split("|")])
             continue
         if (match := _HEADING.match(line)) and (match[3] is not None or line.endswith(":")):
             word = match[1].lower().rstrip("s")
@@ -116,18 +122,27 @@ def read(text: str) -> Table:
         (premises if section == "premises" else statements).append(formula)
     if not statements:
         raise FormulaError("there is no statement")
-    if len(rows) > MOST_ROWS:
-        raise FormulaError(f"{len(rows)} rows, more than {MOST_ROWS}")
-    table = Table(tuple(premises), statements[-1], head, tuple(rows))
-    if len(table.variables) > MOST_VARIABLES:
-        raise FormulaError(f"{len(table.variables)} variables, more than {MOST_VARIABLES}")
+    table = Table(tuple(premises), statements[-1], *_grid(rows, premises, statements[-1]))
+    _check_size(table)
     return table
+
+
+def _check_size(table: Table) -> None:
+    parts = sum(formula.size for formula in (*table.premises, table.statement, *table.head))
+    for count, what, most in (
+        (len(table.rows), "rows", MOST_ROWS),
+        (parts, "parts of formulas", MOST_PARTS),
+        (len(table.variables), "variables", MOST_VARIABLES),
+    ):
+        if count > most:
+            raise FormulaError(f"{count} {what}, more than {most}")
 
 
 def _formula(line: str) -> Formula:
     """A formula with what stands around it: a number, a name, a remark."""
     line = re.sub(r"[`$]", "", _NUMBERING.sub("", line)).strip().rstrip(".,;")
-    remark = re.sub(r"\s+(?:#|//|--|—|\().*$", "", line)
+    found = _REMARK.search(line)
+    remark = line[: found.start()].rstrip() if found else line
     error: FormulaError | None = None
     for text in dict.fromkeys((line, line.rpartition(":")[2], remark, remark.rpartition(":")[2])):
         try:
@@ -137,11 +152,48 @@ def _formula(line: str) -> Formula:
     raise FormulaError(f"{line[:60]!r} is no formula: {error}")
 
 
-def _head(cells: Sequence[str]) -> tuple[Formula, ...] | None:
+def _grid(
+    lines: Sequence[Sequence[str]], premises: Sequence[Formula], statement: Formula
+) -> tuple[tuple[Formula, ...], tuple[tuple[bool, ...], ...]]:
+    """Head and rows of the table that was written, without the columns that are about something else.
+
+    Raises:
+        FormulaError: a cell of a formula's column is neither true nor false.
+    """
+    known = set(_variables(*premises, statement))
+    named = {"statement": statement, "conclusion": statement, "premises": conjunction(premises)}
+    head: list[Formula | None] = []
+    rows: list[tuple[bool, ...]] = []
+    for cells in lines:
+        if all(cell and set(cell) <= set("-: ") for cell in cells):
+            continue
+        if not rows and (not head or not any(cell.lower() in _TRUTH for cell in cells)):
+            head = [_column(cell, known, named) for cell in cells]
+            continue
+        if len(cells) != len(head):
+            continue
+        values = [_TRUTH.get(cell.lower()) for cell, formula in zip(cells, head, strict=True) if formula is not None]
+        if None in values:
+            raise FormulaError(f"the row {' | '.join(cells)[:60]!r} has cells that are neither true nor false")
+        if values:
+            rows.append(tuple(bool(value) for value in values))
+    return tuple(formula for formula in head if formula is not None), tuple(rows)
+
+
+def _column(cell: str, known: set[str], named: Mapping[str, Formula]) -> Formula | None:
+    """The formula of a column; None if it is about something else."""
+    word = cell.lower()
+    if cell not in known and (word in _COUNTS or word in named):
+        return named.get(word)
     try:
-        return tuple(parse(cell) for cell in cells)
+        formula = parse(cell)
     except FormulaError:
         return None
+    return formula if known.issuperset(formula.variables) else None
+
+
+def _variables(*formulas: Formula) -> list[str]:
+    return list(dict.fromkeys(name for formula in formulas for name in formula.variables))
 
 
 # -- checking ------------------------------------------------------------------------------------------------------------
@@ -152,6 +204,7 @@ def check(table: Table) -> Finding:
 
     Raises:
         MissingDependencyError: more than 16 variables without python-sat.
+        Undecided: more than 16 variables, and python-sat found no verdict within its budget.
     """
     return _enumerate(table) if len(table.variables) <= ENUMERATED else _solve(table)
 
@@ -172,17 +225,16 @@ def _enumerate(table: Table) -> Finding:
     alive = conjunction(table.premises).bits(column, ones)
     holds = table.statement.bits(column, ones)
     found = _of(bool(alive & holds), bool(alive & ~holds))
-    if not table.rows:
+    if not (shown := list(table.shown)):
         return Finding(found)
-    written = _written(table)
-    shown = [f.name for f in table.head if f.op == "var"]
-    survivors = _projected(alive, names, shown)
-    everything = 1 << len(shown)
+    written, survivors = _written(table), _projected(alive, names, shown)
+    every = 1 << len(shown)
+    # Meant as a full table: what is not there is missing. Else what is there and does not survive is too much.
+    if every - len(written) < len(survivors ^ written):
+        absent = (row for row in product((False, True), repeat=len(shown)) if row not in written)
+        return _finding(found, shown, _wrong_cells(table), list(absent), [], "full")
     wrong = _wrong_cells(table)
-    full = len(written) == everything and len(survivors) < everything
-    missing = set() if full else survivors - written
-    extra = set() if full else written - survivors
-    return _finding(found, shown, wrong, missing, extra, "full" if full else "survivors")
+    return _finding(found, shown, wrong, sorted(survivors - written), sorted(written - survivors), "survivors")
 
 
 def _solve(table: Table) -> Finding:
@@ -190,32 +242,32 @@ def _solve(table: Table) -> Finding:
     fresh = [len(numbers)]
     alive, first = clauses(conjunction(table.premises), numbers, fresh)
     holds, second = clauses(table.statement, numbers, fresh)
-    with solver()(bootstrap_with=[*first, *second, [alive]]) as sat:
-        found = _of(sat.solve(assumptions=[holds]), sat.solve(assumptions=[-holds]))
-        if not table.rows:
+    with Solver([*first, *second, [alive]]) as sat:
+        found = _of(sat.solve([holds]), sat.solve([-holds]))
+        if not (shown := list(table.shown)):
             return Finding(found)
-        shown = [f.name for f in table.head if f.op == "var"]
-        extra = set()
         written = _written(table)
-        for row in written:
-            literals = [numbers[name] if value else -numbers[name] for name, value in zip(shown, row, strict=True)]
-            if not sat.solve(assumptions=literals):
-                extra.add(row)
-        for row in written:
-            sat.add_clause([-numbers[n] if value else numbers[n] for n, value in zip(shown, row, strict=True)])
-        missing: set[tuple[bool, ...]] = set()
-        while len(missing) <= TOLD and sat.solve():
-            model = set(sat.get_model())
-            row = tuple(numbers[name] in model for name in shown)
-            missing.add(row)
-            sat.add_clause([-numbers[n] if value else numbers[n] for n, value in zip(shown, row, strict=True)])
+
+        def literals(row: tuple[bool, ...]) -> list[int]:
+            return [numbers[name] if value else -numbers[name] for name, value in zip(shown, row, strict=True)]
+
+        try:
+            extra = [row for row in sorted(written) if not sat.solve(literals(row))]
+            for row in written:
+                sat.add([-literal for literal in literals(row)])
+            missing: list[tuple[bool, ...]] = []
+            while len(missing) <= TOLD and sat.solve():
+                model = sat.model()
+                missing.append(tuple(numbers[name] in model for name in shown))
+                sat.add([-literal for literal in literals(missing[-1])])
+        except Undecided:
+            return Finding(found, ("not every row could be compared",), kind="undecided")
     return _finding(found, shown, _wrong_cells(table), missing, extra, "survivors")
 
 
 def _written(table: Table) -> set[tuple[bool, ...]]:
     """The assignments of the rows, over the columns that are variables."""
-    at = [i for i, formula in enumerate(table.head) if formula.op == "var"]
-    return {tuple(row[i] for i in at) for row in table.rows}
+    return {tuple(row[i] for i in table.shown.values()) for row in table.rows}
 
 
 def _projected(alive: int, names: Sequence[str], shown: Sequence[str]) -> set[tuple[bool, ...]]:
@@ -231,28 +283,30 @@ def _projected(alive: int, names: Sequence[str], shown: Sequence[str]) -> set[tu
 
 
 def _wrong_cells(table: Table) -> list[str]:
-    """Cells of formula columns that do not follow from the variables of their row."""
+    """Cells of formula columns that do not follow from the variables of their row. All rows at once, one bit each."""
+    ones = (1 << len(table.rows)) - 1
+    written = [int("".join("01"[value] for value in reversed(column)), 2) for column in zip(*table.rows, strict=True)]
+    known = {name: written[place] for name, place in table.shown.items()}
     wrong = []
-    for number, row in enumerate(table.rows, 1):
-        known = {f.name: value for f, value in zip(table.head, row, strict=True) if f.op == "var"}
-        for formula, value in zip(table.head, row, strict=True):
-            if formula.op != "var" and known.keys() >= set(formula.variables) and formula.value(known) != value:
-                wrong.append(f"row {number}: a cell says {value}, its formula is {not value}")
-    return wrong
+    for formula, column in zip(table.head, written, strict=True):
+        if known.keys() >= set(formula.variables):
+            differ = column ^ formula.bits(known, ones)
+            wrong += [(row, bool(column >> row & 1)) for row in range(len(table.rows)) if differ >> row & 1]
+    return [f"row {row + 1}: a cell says {value}, its formula is {not value}" for row, value in sorted(wrong)]
 
 
 def _finding(
     found: str | None,
     shown: Sequence[str],
     wrong: Sequence[str],
-    missing: set[tuple[bool, ...]],
-    extra: set[tuple[bool, ...]],
+    missing: Sequence[tuple[bool, ...]],
+    extra: Sequence[tuple[bool, ...]],
     kind: str,
 ) -> Finding:
     def named(row: tuple[bool, ...]) -> str:
         return ", ".join(f"{name}={value}" for name, value in zip(shown, row, strict=True))
 
     problems = [*wrong[:TOLD]]
-    problems += [f"missing row: {named(row)}" for row in sorted(missing)[:TOLD]]
-    problems += [f"row in which a premise fails: {named(row)}" for row in sorted(extra)[:TOLD]]
+    problems += [f"missing row: {named(row)}" for row in missing[:TOLD]]
+    problems += [f"row in which a premise fails: {named(row)}" for row in extra[:TOLD]]
     return Finding(found, tuple(problems), len(wrong), len(missing), len(extra), kind)

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 Rule = Literal["majority", "weighted", "verified"]
@@ -17,7 +18,7 @@ class Vote:
     """A vote for one answer. Who abstains has none."""
 
     answer: str
-    weight: float = 1.0
+    weight: float | Fraction = 1.0
     """With the rule ``weighted``."""
     verified: bool = False
     rank: int = 0
@@ -30,18 +31,23 @@ class Vote:
 class Pending:
     """A vote that has not come, and what it can at most be."""
 
-    weight: float = 1.0
+    weight: float | Fraction = 1.0
     verifiable: bool = False
 
 
 def scores(votes: Sequence[Vote], rule: Rule) -> dict[str, float]:
     """What each answer has; by the rule ``verified``, only verified votes count if there are any."""
+    return {answer: float(score) for answer, score in _scores(votes, rule).items()}
+
+
+def _scores(votes: Sequence[Vote], rule: Rule) -> dict[str, Fraction]:
+    """Exactly: three times 0.1 is 0.3."""
     if rule == "verified" and any(vote.verified for vote in votes):
         votes = [vote for vote in votes if vote.verified]
-    found: dict[str, list[float]] = {}
+    found: dict[str, Fraction] = {}
     for vote in votes:
-        found.setdefault(vote.answer, []).append(vote.weight if rule == "weighted" else 1.0)
-    return {answer: math.fsum(weights) for answer, weights in found.items()}  # the same in every order
+        found[vote.answer] = found.get(vote.answer, Fraction(0)) + (exact(vote.weight) if rule == "weighted" else 1)
+    return found
 
 
 def winner(votes: Sequence[Vote], rule: Rule, ties: Ties, seed: str = "") -> str | None:
@@ -50,7 +56,7 @@ def winner(votes: Sequence[Vote], rule: Rule, ties: Ties, seed: str = "") -> str
     Args:
         seed: decides random ties.
     """
-    counted = scores(votes, rule)
+    counted = _scores(votes, rule)
     if not counted:
         return None
     most = max(counted.values())
@@ -76,16 +82,17 @@ def decided(votes: Sequence[Vote], pending: Sequence[Pending], rule: Rule) -> bo
         checked = [vote for vote in votes if vote.verified]
         risk = sum(vote.verifiable for vote in pending)
         if checked:
-            return _ahead(checked, float(risk), "majority")
-        return not risk and _ahead(votes, float(len(pending)), "majority")
-    coming = math.fsum(vote.weight for vote in pending) if rule == "weighted" else float(len(pending))
+            return _ahead(checked, risk, "majority")
+        return not risk and _ahead(votes, len(pending), "majority")
+    coming = sum((exact(vote.weight) for vote in pending), Fraction(0)) if rule == "weighted" else len(pending)
     return _ahead(votes, coming, rule)
 
 
-def _ahead(votes: Sequence[Vote], coming: float, rule: Rule) -> bool:
-    counted = sorted(scores(votes, rule).values(), reverse=True)
-    if not counted:
-        return False
-    rival = counted[1] if len(counted) > 1 else 0.0
-    # A margin for weights that are no sums of powers of two.
-    return counted[0] > (rival + coming) * (1 + 1e-12)
+def exact(weight: float | Fraction) -> Fraction:
+    """The decimal number that was written, not the binary one next to it."""
+    return weight if isinstance(weight, Fraction) else Fraction(repr(weight))
+
+
+def _ahead(votes: Sequence[Vote], coming: Fraction | int, rule: Rule) -> bool:
+    counted = sorted(_scores(votes, rule).values(), reverse=True)
+    return bool(counted) and counted[0] > (counted[1] if len(counted) > 1 else 0) + coming

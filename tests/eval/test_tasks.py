@@ -136,6 +136,24 @@ def test_both_files_of_folio_ask_the_same(tmp_path):
         assert "Statement: Bonnie performs in school talent shows often.\n" in item.messages[0]["content"]
 
 
+def test_folio_is_split_by_story(tmp_path):
+    rows = [
+        {"premises": ["p"], "conclusion": f"c{i}", "label": "True", **({} if story is None else {"story_id": story})}
+        for i, story in enumerate([1, 303, 304, "480", None])
+    ]
+    items = tasks.load(tasks.find("folio"), jsonl(tmp_path / "folio.jsonl", *rows)).items
+    assert [item.level for item in items] == ["easy", "easy", "difficult", "difficult", None]
+
+
+def test_the_published_stories_of_folio():
+    if not (file := DATA / "folio_v0_train.jsonl").exists():
+        pytest.skip("needs ../shared/data/folio_*, which is not shipped")
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    levels = [item.level for item in tasks.load(tasks.find("folio"), file).items]
+    assert levels == ["easy" if row["story_id"] <= 303 else "difficult" for row in rows]
+    assert len(levels) == 1004
+
+
 def test_generated_problems():
     spec = tasks.find("testbed_arithmetic")
     one, two = tasks.load(spec, limit=5), tasks.load(spec, limit=5)

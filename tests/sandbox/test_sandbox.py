@@ -316,6 +316,56 @@ def test_what_others_may_write_is_not_loaded(cache: Path, tmp_path: Path) -> Non
         module.compiled()
 
 
+@pytest.mark.parametrize("place", [".", ".."])
+def test_a_folder_above_that_others_may_write_is_refused(cache: Path, place: str) -> None:
+    again()
+    folder = (cache.parent / place).resolve()
+    for mode in (0o777, 0o775):
+        folder.chmod(mode)
+        with pytest.raises(UnsupportedError, match="writable by nobody else"):
+            again()
+    folder.chmod(0o755)
+    assert again() == b"native code 1"
+
+
+def test_folders_that_anybody_may_write_into_but_not_rename_in(cache: Path) -> None:
+    cache.parent.parent.chmod(0o1777)  # as /tmp
+    assert again()
+
+
+@pytest.mark.parametrize("code", [1, 2, 125, 126, 255, -1])
+def test_every_exit_status_is_an_error(code: int) -> None:
+    outcome = sandbox.run(f"import sys\nprint('there')\nsys.exit({code})")
+    assert (outcome.status, outcome.stdout) == ("error", "there\n")
+
+
+def test_programs_end_when_nobody_waits() -> None:
+    """One that runs is killed, those that wait for their turn do not begin."""
+    needless = threading.Event()
+    pool_ = pool._Pool(1)
+    began = threading.Event()
+    take = pool_._take
+
+    def noted(module: Path) -> pool._Worker:
+        began.set()
+        return take(module)
+
+    pool_._take = noted  # type: ignore[method-assign]
+
+    def run() -> str:
+        with sandbox.until(needless):
+            return pool_.run("import time\ntime.sleep(1000)", sandbox.Limits(wall=300)).status
+
+    with ThreadPoolExecutor(4) as threads:
+        running = [threads.submit(run) for _ in range(4)]
+        assert began.wait(60)
+        needless.set()
+        assert [future.result(60) for future in running] == ["stopped"] * 4
+    assert pool_._idle == []
+    assert pool_.run("print(1)", sandbox.Limits()).stdout == "1\n"  # for others it goes on
+    pool_.close()
+
+
 def test_a_worker_that_dies_is_replaced() -> None:
     assert sandbox.run("print(1)").status == "ok"
     worker = pool._pool._idle[-1]

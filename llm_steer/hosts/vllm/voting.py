@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -42,6 +43,9 @@ DEFAULTS = "LLM_STEER_VOTING"
 for ``llm-steer serve --steer``."""
 QUESTION = {"role": "user", "content": "Which one?\n(A) This.\n(B) That."}
 """Of any kind."""
+
+TOKENIZE = "/tokenize"
+"""Path of vLLM's server that tells how many tokens a prompt has."""
 
 _readers = ThreadPoolExecutor(32, thread_name_prefix="llm-steer-read")
 """Not the loop's own: programs in the sandbox take their time, and wait for each other."""
@@ -165,6 +169,7 @@ async def answer(app: App, scope: Message, receive: Receive, send: Send, request
     """
     streams = bool(request.get("stream"))
     poll = _Poll(app, scope, request, voter)
+    await poll.prepare()
     reply = _Stream(send, poll) if streams else _Whole(send, poll)
     gone = asyncio.ensure_future(_gone(receive))
     work = asyncio.ensure_future(poll.run(reply.progress))
@@ -174,6 +179,7 @@ async def answer(app: App, scope: Message, receive: Receive, send: Send, request
             await work
             await reply.end()
     finally:
+        poll.leave()
         for task in (gone, work):
             task.cancel()
             with suppress(asyncio.CancelledError):
@@ -198,21 +204,51 @@ class _Poll:
             arguments[f"{spec.PREFIX}_trace"] = 1
         plain = {k: v for k, v in request.items() if k not in ("stream", "stream_options") and k not in UNSUPPORTED}
         self.ballot = _ballot(voter, {**plain, "vllm_xargs": arguments})
-        self._check_cost()
+        for body in self.ballot.bodies:
+            _check_steering(scope, body)
         self.refused: tuple[int, Any] | None = None
         """Status and body of the first request that was not answered."""
         self.model = request.get("model")
         self.stops = [asyncio.Event() for _ in self.ballot.bodies]
+        self._needless = threading.Event()
+        """Set when nobody waits for what the responses say: programs that are checked end then."""
+
+    async def prepare(self) -> None:
+        """What must be known before anything runs.
+
+        Raises:
+            SteerError: the requests may generate too much together.
+        """
+        if self.request.get("max_tokens") is None and self.request.get("max_completion_tokens") is None:
+            await self._fit()
+        self._check_cost()
+
+    async def _fit(self) -> None:
+        """Nobody said how many tokens: no more than the model has room for behind each prompt."""
+        prompts = {json.dumps(body["messages"]): body for body in self.ballot.bodies}
+        rooms = dict(zip(prompts, await asyncio.gather(*map(self._room, prompts.values())), strict=True))
+        for body in self.ballot.bodies:
+            body["max_tokens"] = min(body["max_tokens"], rooms[json.dumps(body["messages"])] or body["max_tokens"])
+
+    async def _room(self, body: Mapping[str, Any]) -> int | None:
+        """Tokens that the model can generate behind a prompt; None if that is not known, or there is no room."""
+        fields = ("model", "messages", "chat_template_kwargs", "chat_template")
+        asked = json.dumps({name: body[name] for name in fields if name in body}).encode()
+        path = self.scope["path"].rstrip("/").removesuffix(PATH) + TOKENIZE
+        scope = {**_scope(self.scope, 0, len(asked)), "path": path, "raw_path": path.encode()}
+        status, content = await _ask(self.app, scope, asked)
+        if status != 200 or not isinstance(content, dict):
+            return None
+        room = content.get("max_model_len", 0) - content.get("count", 0)
+        return room if room > 0 else None  # else vLLM says that the prompt is too long
 
     def _check_cost(self) -> None:
         most = _number(TOKENS, MOST_TOKENS)
-        asked = [body.get("max_tokens") for body in self.ballot.bodies]
-        if not all(isinstance(tokens, int) and tokens > 0 for tokens in asked):
-            raise SteerError("max_tokens", self.request.get("max_tokens"), "a whole number of at least 1")
-        if (total := sum(tokens or 0 for tokens in asked)) > most:
+        asked = [body["max_tokens"] for body in self.ballot.bodies]
+        if (total := sum(asked)) > most:
             raise SteerError(
                 "max_tokens",
-                max(tokens or 0 for tokens in asked),
+                max(asked),
                 f"lower (or n): the {len(asked)} requests of this question may have {most} tokens together, not {total}",
             )
 
@@ -231,12 +267,21 @@ class _Poll:
                         if response.error is None:
                             await progress(index, reading)
                         if self.ballot.decided:
+                            self.leave()
                             for missing in self.ballot.missing:
                                 self.stops[missing].set()
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def leave(self) -> None:
+        """What the remaining responses say makes no difference."""
+        self._needless.set()
+
+    def _read(self, index: int, response: Response) -> dict[str, Any]:
+        with sandbox.until(self._needless):
+            return self.ballot.read(index, response)
 
     async def _ask(self, index: int) -> tuple[Response, dict[str, Any] | None]:
         """One request, through the application."""
@@ -297,7 +342,38 @@ class _Poll:
         elif response.error is None:
             self.model = answered.get("model", self.model)
         loop = asyncio.get_running_loop()
-        return response, await loop.run_in_executor(_readers, self.ballot.read, index, response)
+        return response, await loop.run_in_executor(_readers, self._read, index, response)
+
+
+async def _ask(app: App, scope: Message, body: bytes) -> tuple[int, Any]:
+    """Status and JSON of one request that is not stopped."""
+    parts = [{"type": "http.request", "body": body, "more_body": False}]
+    status, content = 0, bytearray()
+
+    async def receive() -> Message:
+        if parts:
+            return parts.pop()
+        await asyncio.Event().wait()  # a client that stays
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        nonlocal status
+        status = message.get("status", status)
+        content.extend(message.get("body", b""))
+
+    await app(scope, receive, send)
+    try:
+        return status, json.loads(bytes(content))
+    except ValueError:
+        return status, None
+
+
+def _check_steering(scope: Message, body: Mapping[str, Any]) -> None:
+    """What the front end would refuse when the first requests run already."""
+    from llm_steer.hosts.vllm.server import _front_end
+
+    if (front_end := _front_end(scope.get("app"))) is not None:
+        front_end.read(body.get("vllm_xargs") or {})
 
 
 def _scope(scope: Message, index: int, length: int) -> Message:
@@ -348,7 +424,7 @@ class _Whole(_Reply):
             return
         response = self._poll.ballot.result()
         message = {"role": "assistant", "content": response.text}
-        choice = {"index": 0, "message": message, "finish_reason": "stop", "steering": response.steering}
+        choice = {"index": 0, "message": message, "finish_reason": response.finish, "steering": response.steering}
         whole = {**self._fields("chat.completion"), "choices": [choice], "usage": self._usage(response)}
         await send_json(self._send, 200, whole)
 
@@ -371,7 +447,7 @@ class _Stream(_Reply):
             return
         response = self._poll.ballot.result()
         await self._event({"content": response.text if response.error is None else ""})
-        await self._event({}, finish="stop")
+        await self._event({}, finish="length" if response.finish == "length" else "stop")
         options = self._poll.request.get("stream_options")
         if isinstance(options, Mapping) and options.get("include_usage"):
             await self._line({**self._fields("chat.completion.chunk"), "choices": [], "usage": self._usage(response)})

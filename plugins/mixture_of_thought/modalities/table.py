@@ -7,6 +7,7 @@ from typing import Any
 from llm_steer.plugins.mixture_of_thought import truth_table
 from llm_steer.plugins.mixture_of_thought.formula import FormulaError
 from llm_steer.plugins.mixture_of_thought.modalities.check import Check, named
+from llm_steer.plugins.mixture_of_thought.solving import Undecided
 
 from llm_steer.errors import MissingDependencyError
 
@@ -20,6 +21,8 @@ def check(text: str, options: dict[str, str] | None) -> Check:
         found = truth_table.check(table)
     except MissingDependencyError:
         return Check(None, "too_many_variables")
+    except Undecided:
+        return Check(None, "undecided")
     notes: dict[str, Any] = {"rows": len(table.rows), "wrong": found.wrong, "missing": found.missing, "extra": found.extra}
     if found.problems:
         notes |= {"problems": list(found.problems)}
@@ -28,6 +31,6 @@ def check(text: str, options: dict[str, str] | None) -> Check:
     verdict = found.verdict
     if options is not None and "Uncertain" not in options.values() and verdict == "Uncertain":
         verdict = "False"  # of two labels, what does not follow is false
-    if not table.rows:
+    if found.kind == "none":
         return Check(named(verdict, options), "no_rows", sound=False, notes=notes)
     return Check(named(verdict, options), "enumerated", sound=found.rows_right, notes=notes)

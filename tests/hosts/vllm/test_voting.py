@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from llm_steer.plugins.mixture_of_thought.modalities import TAGS
 from hosts.vllm.test_server import application, front_end
 from llm_steer import SteerError, sandbox
 from llm_steer.hosts.vllm import compat, server, voting
+from llm_steer.sandbox import limits as limits_module
 
 PATH = "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Is it wet?"}], "max_tokens": 50}
@@ -37,12 +39,20 @@ class FakeApp:
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[bytes, bytes]] = []
         self.given_up = 0
+        self.counted: list[Any] = []
+        """What was asked how many tokens it has."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         message = await receive()
         body = json.loads(message["body"])
         headers = dict(scope["headers"])
         assert int(headers[b"content-length"]) == len(message["body"])
+        if scope["path"] == "/tokenize":
+            self.counted.append(body["messages"])
+            data = json.dumps({"count": 24 + len(self.counted), "max_model_len": 1024}).encode()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": data})
+            return
         self.bodies.append(body)
         self.headers.append(headers)
         said = self.answers.get(MODALITY_OF.get(body["messages"][-1]["content"].rsplit("\n", 1)[-1], "plain"), "A")
@@ -269,6 +279,21 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
     ({}, {"max_tokens": 10**6}, ("max_tokens", "65536", "3000000")),
     ({}, {"max_tokens": -1}, ("max_tokens",)),
     ({}, {"max_tokens": "many"}, ("max_tokens",)),
+    ({}, {"max_tokens": True}, ("max_tokens",)),
+    ({}, {"max_completion_tokens": 0}, ("max_completion_tokens", "0")),
+    ({}, {"messages": ["hi"]}, ("messages[0]", "hi", "mapping")),
+    ({}, {"messages": [None]}, ("messages[0]", "mapping")),
+    ({}, {"messages": [{"content": "x"}]}, ("messages[0]", "role")),
+    ({}, {"messages": [{"role": "user", "content": 5}]}, ("messages",)),
+    ({}, {"stop": 5}, ("stop", "5", "text")),
+    ({}, {"stop": {"a": 1}}, ("stop", "text")),
+    ({}, {"stop": [""]}, ("stop", "empty")),
+    ({}, {"stop": [1]}, ("stop",)),
+    ({}, {"seed": "abc"}, ("seed", "abc", "whole number")),
+    ({}, {"seed": 2**63}, ("seed", "9223372036854775807")),
+    ({"steer_settings": '{"natural": {"steer": "nope"}}'}, {}, ("steer", "nope")),
+    ({"steer_settings": '{"code": {"steer": {"name": "reflection_cycle", "amplitud": 1}}}'}, {}, ("amplitud",)),
+    ({"steer_settings": '{"code": {"steer": {"name": "reflection_cycle", "words": ["no one token"]}}}'}, {}, ("words",)),
     ({"steer_n": 64}, {}, ("steer_n", "64")),
     ({"steer_n": 10**6}, {}, ("steer_n", "1000000", "64")),
     ({"steer_n": 0}, {}, ("steer_n", "0")),
@@ -293,6 +318,104 @@ def test_bad_input(xargs: dict[str, Any], body: dict[str, Any], words: tuple[str
     for word in words:
         assert word in answer["error"]["message"]
     assert app.bodies == []
+
+
+@pytest.mark.parametrize("given", [{}, {"max_tokens": None}, {"max_completion_tokens": None}])
+def test_without_max_tokens_the_model_s_room_counts(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(voting.TOKENS, "3000")
+    app = FakeApp(natural="A", code="A", table="A")
+    body = {key: value for key, value in BODY.items() if key != "max_tokens"} | {"vllm_xargs": {**MOT, "steer_early": 0}}
+    status, answer = post(app, {**body, **given})
+    assert status == 200, answer
+    assert len(app.counted) == 3
+    assert sorted(b["max_tokens"] for b in app.bodies) == [1024 - 27, 1024 - 26, 1024 - 25]
+    monkeypatch.setenv(voting.TOKENS, "2000")
+    assert post(app, {**body, **given})[0] == 400
+    app = FakeApp(natural="A", code="A", table="A")
+    assert ask(app, {**MOT, "steer_early": 0})[0] == 200
+    assert not app.counted
+
+
+def test_seeds_stay_in_range() -> None:
+    app = FakeApp(natural="A", code="A", table="A")
+    assert ask(app, {**MOT, "steer_early": 0}, seed=2**63 - 1)[0] == 200
+    assert sorted(b["seed"] for b in app.bodies) == [-(2**63), -(2**63) + 1, 2**63 - 1]
+
+
+class Saying(FakeApp):
+    """Streams one text to everybody."""
+
+    def __init__(self, text: str, finish: str = "stop") -> None:
+        super().__init__()
+        self.text, self.finish = text, finish
+
+    async def stream(self, said: str, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+        choice = {"index": 0, "delta": {"content": self.text}, "finish_reason": self.finish}
+        event = {"model": "m", "choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": 9}}
+        data = b"data: " + json.dumps(event).encode() + b"\n\ndata: [DONE]\n\n"
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_that_all_were_cut_is_told(stream: bool) -> None:
+    for finish, text in (("length", "I ramble"), ("stop", "I ramble"), ("length", "The answer is (A).\nI ramble")):
+        status, body = post(Saying(text, finish), {**BODY, "vllm_xargs": MOT, "stream": stream})
+        assert status == 200
+        choices = [e["choices"][0] for e in events(body)[:-1] if e["choices"]] if stream else json.loads(body)["choices"]
+        assert choices[-1]["finish_reason"] == finish
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_rambling_table_is_an_abstention(stream: bool) -> None:
+    text = "Premises:\n" + "∧".join(["P"] * 6000) + "\n" + "(" * 3000 + "\nStatement:\nP\n"
+    status, body = post(Saying(text), {**BODY, "vllm_xargs": MOT, "stream": stream})
+    assert status == 200
+    assert b"unreadable" in body
+
+
+def test_programs_end_with_their_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One program may run at once; when the client leaves, it ends and the others do not begin."""
+    began: list[float] = []
+    pool = sandbox.pool._Pool(1)
+
+    def run(code: str, limits: sandbox.Limits) -> sandbox.Outcome:
+        began.append(time.monotonic())
+        while not limits_module.stopped():
+            time.sleep(0.01)
+        return sandbox.Outcome("stopped")
+
+    monkeypatch.setattr(pool, "_run", run)
+    monkeypatch.setattr(sandbox, "run", lambda code: pool.run(code, sandbox.Limits()))
+    monkeypatch.setattr(sandbox, "available", lambda: True)
+    data = json.dumps({**BODY, "vllm_xargs": {**MOT, "steer_modalities": ["code"], "steer_n": 6}}).encode()
+    parts = [{"type": "http.request", "body": data}]
+
+    async def receive() -> Any:
+        if parts:
+            return parts.pop()
+        while not began:
+            await asyncio.sleep(0.01)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        raise AssertionError("nobody is there")
+
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": PATH,
+        "headers": headers,
+        "state": {},
+        "app": application(front_end()),
+    }
+    app = Saying("```python\nwhile True: pass\n```\n<answer>(A)")
+    asyncio.run(asyncio.wait_for(server.SteerMiddleware(app)(scope, receive, send), 20))
+    assert pool._free is not None
+    assert pool._free.acquire(timeout=20)  # none runs any longer
+    assert len(began) == 1
 
 
 def test_elsewhere_the_call_is_named() -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llm_steer.plugins.mixture_of_thought import answers
+from llm_steer.plugins.mixture_of_thought import answers, choosing, passages
 from llm_steer.plugins.mixture_of_thought.answers import THREE, TWO, options_in, read_choice, read_free, reference
 from llm_steer.plugins.mixture_of_thought.modalities import CHECKS
+from mot_readings import CHOICES, FREE, SOURCE, VERDICTS
 
 from llm_steer import SteerError
 
@@ -76,6 +81,35 @@ def test_abstains(text: str, reason: str) -> None:
     answer = read_choice(text, THREE)
     assert answer.value is None
     assert answer.reason == reason
+
+
+@pytest.mark.parametrize(("text", "value"), VERDICTS)
+def test_verdicts(text: str, value: str | None) -> None:
+    assert read_choice(text, THREE).value == value
+
+
+@pytest.mark.parametrize(("text", "truncated", "value"), SOURCE)
+def test_a_program_s_source_is_no_answer(text: str, truncated: bool, value: str | None) -> None:
+    assert read_choice(text, THREE, source=True, truncated=truncated).value == value
+    free = read_free(text, source=True, truncated=truncated).value
+    assert (free is None) == (value is None), free
+
+
+@pytest.mark.parametrize(("options", "text", "value"), CHOICES)
+def test_choices(options: dict[str, str], text: str, value: str | None) -> None:
+    assert read_choice(text, options).value == value
+
+
+@pytest.mark.parametrize(("text", "value"), FREE)
+def test_free_answers(text: str, value: str | None) -> None:
+    assert read_free(text).value == value
+
+
+def test_a_number_that_may_have_been_cut_is_none() -> None:
+    for text in ("The answer is 4", "<answer>4", "<answer>The final answer is 4"):
+        assert read_free(text, truncated=True) == answers.Answer(None, "truncated")
+        assert read_free(text).value == "4"
+    assert read_free("<answer>\\boxed{42}", truncated=True).value == "42"
 
 
 def test_a_text_that_was_cut() -> None:
@@ -183,23 +217,85 @@ def test_any_text_is_read(text: str, truncated: bool) -> None:
     assert reference(text, "<nl_cot>") in ("True", "False", "Uncertain", "Unknown")
 
 
-RAMBLES = ["\\boxed{", "{", "\n", " ", "(A) ", "true ", "not ", "cannot be determined ", "<answer>", "the answer is "]
-RAMBLES += ["| T | F |\n", "1", "¬"]
+RAMBLES = [
+    "\\boxed{", "{", "\n", " ", "(A) ", "true ", "not ", "cannot be determined ", "<answer>", "the answer is ",
+    "| T | F |\n", "1", "¬", ",", "!", "answer ", "true so false ", "answer" + " " * 50, "\\boxed" + " " * 50, "1,",
+    "\\text{", "```\n",
+    "```python\n", "<code>\n", "</code>\n", "def x:\n", "A ", "I ", "(", "( A", "'", "\u0301", "x=", "x[", "P ", "a.", "|",
+    "it is false that ", "because ", "-", "- 1", "5.5 ", "1/", "\\", "\\%", "<answer>x</answer>", "answer:\n", " answer: -",
+    "::: ", "1. ", "P ∧ ", "P -> ", "P(", "T | ", "Statement: P\n", "Premises:\n", "#",
+    "</think>", "```py ", "    x = (", "  " + "=" * 300 + " b c\n",
+    "f(" + ")" * 300 + "x\n", "\u0315\u0300",
+]  # fmt: skip
+BEFORE = [
+    "",
+    "The answer is True",
+    "(A) <answer>",
+    "answer",
+    "Premises:\nP\nStatement:\nP",
+    "| P |\n| T |\n",
+    "<code>\nx = 1\n",
+]
+OPTIONS = [THREE, {"A": "red", "B": "blue"}, dict.fromkeys("ABCD", ","), {"A": "\u0315\u0300" * 20_000, "B": "b"}]
+
+READERS = """
+import itertools, json, sys, time
+from llm_steer import SteerError
+from llm_steer.plugins.mixture_of_thought.answers import groups, options_in, read_choice, read_free, reference
+from llm_steer.plugins.mixture_of_thought.modalities import CHECKS
+from llm_steer import sandbox
+sandbox.available = lambda: False
+parts, before, options, length = json.load(sys.stdin)
+spent = {}
+for part, first in itertools.product(parts, before):
+    text = first + part * (length // len(part)) + "x"
+    readers = {f"choice {i}": lambda o=o, i=i: read_choice(text, o, source=i == 1) for i, o in enumerate(options)}
+    readers |= {f"free {s}": lambda s=s: read_free(text, source=s, truncated=s) for s in (False, True)}
+    readers |= {name: lambda c=c: c(text, options[0]) for name, c in CHECKS.items()}
+    readers |= {"reference": lambda: reference(text, "<code>"), "groups": lambda: groups([text[:200], text[-200:]])}
+    readers["options"] = lambda: options_in(text)
+    for name, reader in readers.items():
+        began = time.process_time()
+        try:
+            reader()
+        except SteerError:
+            assert name == "options"
+        spent[name] = spent.get(name, 0) + time.process_time() - began
+print(json.dumps(spent))
+"""
 
 
-@pytest.mark.timeout(60)  # what takes the square of the length takes minutes
-@pytest.mark.parametrize("part", RAMBLES)
-def test_a_model_that_rambles_to_the_limit(part: str) -> None:
-    """Texts as long as a server's limit of tokens: read in a time that grows with the length."""
-    for text in (part * (100_000 // len(part)), "(A) <answer>" + part * (100_000 // len(part))):
-        for options in (THREE, {"A": "red", "B": "blue"}):
-            read_choice(text, options, truncated=True)
-            for name in ("code", "table"):
-                CHECKS[name](text, options)
-        read_free(text, truncated=True)
-        reference(text, "<code>")
-        with pytest.raises(SteerError, match="options"):
-            options_in(text)
+@pytest.mark.parametrize("length", [20_000])
+def test_no_reader_takes_more_than_a_text_s_length(length: int) -> None:
+    """Every reader, every repetition: in a process that ends at a limit, which what grows with the square does not reach."""
+    asked = json.dumps([RAMBLES, BEFORE, OPTIONS, length])
+    done = subprocess.run(
+        [sys.executable, "-c", READERS], input=asked, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert set(CHECKS) | {"reference", "groups", "options", "free True"} <= json.loads(done.stdout).keys()
+
+
+@pytest.mark.parametrize("count", [1_000, 8_000])
+def test_what_is_chosen_from_is_short(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passages have a bound, whatever the text; so have the words of one, and the answers that are compared by value."""
+    seen: list[int] = []
+    choose = choosing.Chooser.choose
+
+    def noted(self: choosing.Chooser, text: str) -> answers.Answer:
+        seen.append(len(text))
+        return choose(self, text)
+
+    monkeypatch.setattr(choosing.Chooser, "choose", noted)
+    for part in RAMBLES:
+        for first in BEFORE:
+            text = first + part * (count // len(part))
+            read_choice(text, THREE)
+            read_choice(text, THREE, source=True, truncated=True)
+            for passage in passages.passages(text):
+                assert len(passage.text) <= passages.LONGEST
+    assert len(seen) <= 4 * len(RAMBLES) * len(BEFORE)  # two at most for each reading
+    assert max(seen) <= passages.LONGEST
 
 
 def test_the_last_box_counts() -> None:

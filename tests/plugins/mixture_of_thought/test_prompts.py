@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -101,7 +102,7 @@ def test_own_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("texts", "examples", "words"),
     [
-        ({}, False, ("three/natural.txt", "No such file")),
+        ({}, False, ("three/natural.txt", "there is none")),
         ({"natural": "no field"}, False, ("three/natural.txt", "[[question]]")),
         ({"natural": "[[question]] [[answr]]"}, False, ("[[answr]]",)),
         ({"natural": "[[question]]"}, True, ("[[examples]]",)),
@@ -125,3 +126,10 @@ def test_a_folder_that_is_no_folder(tmp_path: Path) -> None:
     for folder in (str(tmp_path / "nowhere"), str(file)):
         with pytest.raises(SteerError, match="prompts"):
             prompts.messages("why?", "three", "natural", examples=False, folder=folder)
+
+
+def test_a_pipe_is_no_prompt(tmp_path: Path) -> None:
+    folder = write(tmp_path)
+    os.mkfifo(Path(folder) / "three" / "natural.txt")
+    with pytest.raises(SteerError, match=r"three/natural\.txt"):
+        prompts.messages("why?", "three", "natural", examples=False, folder=folder)

@@ -13,7 +13,7 @@ from llm_steer.plugins.mixture_of_thought.answers import LONGEST, groups
 from llm_steer.plugins.mixture_of_thought.vote import Pending, Vote, decided, scores, winner
 
 ANSWERS = ["True", "False", "Uncertain"]
-WEIGHTS = [1.0, 2.0, 0.5, 3.0]
+WEIGHTS = [1.0, 2.0, 0.5, 3.0, 0.1, 0.3]
 RULES: list[Any] = ["majority", "weighted", "verified"]
 
 
@@ -37,7 +37,7 @@ def tied(votes: list[Vote], rule: str) -> tuple[set[str], list[Vote]]:
     counted = [v for v in votes if v.verified] if rule == "verified" and any(v.verified for v in votes) else votes
     total: dict[str, Fraction] = {}
     for vote in counted:
-        total[vote.answer] = total.get(vote.answer, Fraction(0)) + (Fraction(vote.weight) if rule == "weighted" else 1)
+        total[vote.answer] = total.get(vote.answer, Fraction(0)) + (Fraction(str(vote.weight)) if rule == "weighted" else 1)
     most = max(total.values(), default=Fraction(0))
     return {answer for answer, score in total.items() if score == most}, counted
 
@@ -119,7 +119,7 @@ def test_reference_rule(said: list[str]) -> None:
 def test_scores() -> None:
     votes = [Vote("a", 0.1), Vote("a", 0.2), Vote("b", 0.3, verified=True)]
     assert scores(votes, "majority") == {"a": 2.0, "b": 1.0}
-    assert scores(votes, "weighted") == {"a": 0.30000000000000004, "b": 0.3}
+    assert scores(votes, "weighted") == {"a": 0.3, "b": 0.3}
     assert scores(votes, "verified") == {"b": 1.0}
 
 
@@ -157,3 +157,11 @@ def test_endless_answers_are_compared_as_they_stand() -> None:
     for part in ("1", "{", "(1,", "\\frac", "a ", "1 cm"):
         text = part * 100_000
         assert groups([text, text, text[:LONGEST]]) == [text, text, text[:LONGEST]]
+
+
+def test_weights_are_decimal_numbers() -> None:
+    votes = [Vote("a", 0.1, rank=1), Vote("a", 0.1, rank=2), Vote("a", 0.1, rank=3), Vote("b", 0.3)]
+    assert winner(votes, "weighted", "priority") == "b"
+    assert winner(votes, "weighted", "alphabetical") == "a"
+    assert not decided(votes[3:], [Pending(0.1)] * 3, "weighted")
+    assert decided(votes[3:], [Pending(0.1)] * 2, "weighted")
