@@ -20,6 +20,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 HAS_GPU := $(shell command -v nvidia-smi 2>/dev/null)
 SYSTEM := $(shell uname -s)
 
+# Processes that share the fast tests. More than a few spend their time on imports.
+WORKERS ?= 2
+
 # Tests and benchmarks run tiny models: more threads only get into each other's way.
 QUIET_THREADS := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
@@ -38,7 +41,7 @@ serve-demo: $(VENV)/.vllm $(VENV)/.demo
 	$(BIN)/llm-steer serve default --steer reflection_cycle:amplitude=7,period=64,leading_space=true $(ARGS)
 
 test: $(VENV)/.dev
-	$(QUIET_THREADS) $(BIN)/pytest $(ARGS)
+	$(QUIET_THREADS) $(BIN)/pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-e2e: $(VENV)/.dev $(VENV)/.demo $(VENV)/.vllm
 	$(QUIET_THREADS) $(BIN)/pytest -m e2e $(ARGS)

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,11 @@ def test_commands_parse(line):
             pass
         case ["make", target, *_]:
             assert re.search(rf"^{re.escape(target)}:", (ROOT / "Makefile").read_text(), re.M)
+        case ["inspect", "eval", _, "--model", model, *arguments]:
+            assert model.startswith("llm-steer/")
+            settings = dict(word.split("=", 1) for flag, word in pairwise(arguments) if flag == "-M")
+            parse_option(settings.pop("steer"))
+            assert settings.keys() <= {"engine", "batch_size", "dtype", "device"}
         case ["vllm" | "python", *arguments]:
             index = next((i for i, word in enumerate(arguments) if word.startswith("--logits-processor")), None)
             if index is not None:

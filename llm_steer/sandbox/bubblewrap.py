@@ -58,7 +58,10 @@ def _chosen() -> tuple[str, str | None]:
     if shutil.which("bwrap") is None:
         return own, "the command bwrap is not installed (Debian: apt install bubblewrap)"
     for python in (own, "/usr/bin/python3"):
-        tried = _run(python, "print(1)", Limits(wall=10.0))
+        try:
+            tried = _run(python, "print(1)", Limits(wall=10.0))
+        except OSError as error:
+            return own, f"bwrap does not work here ({error})"
         if tried.stdout == "1\n":
             return python, None
         said = tried.stderr.strip().partition("\n")[0] or f"a program that prints 1 ends with {tried.status}"
