@@ -1,11 +1,12 @@
 """What steering hidden states costs: three engines side by side, in turns. Run by ``vllm_throughput.py --hidden``.
 
 *Vanilla* is vLLM without our entry points; *one layer* has residual hooks behind one decoder layer, *all layers* behind
-every one. In each round every engine decodes blocks of 32 steps: nobody steers, or all requests do, with 1, 8 or 64
-distinct configurations in the batch, by an open loop (``random_vector``, seeds differ) or a closed one (``rebalance``, which
-steers one layer; where all are, an open loop steers each of them beside it). Each engine is checked to steer the layers that
-it should. The figure is the median over rounds of vanilla's time over this one's, with a 95 %
-interval by bootstrap. The cost must not grow with the number of configurations: the time with the most over that with one.
+every one. In each round, for each condition, every engine decodes a block of 32 steps, one right after the other: nobody
+steers, or all requests do, with 1, 8 or 64 distinct configurations in the batch, by an open loop (``random_vector``, seeds
+differ) or a closed one (``rebalance``, which steers one layer; where all are, an open loop steers each of them beside it).
+Vanilla always runs the same. Each engine is checked to steer the layers that it should. The figure is the median over rounds
+of vanilla's time over this one's, with a 95 % interval by bootstrap. The cost must not grow with the number of
+configurations: the time with the most over that with one.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import Any
 from measuring import bootstrap_interval, in_words, print_json, say, table
 
 GOALS = {"one_layer": 0.97, "all_layers": 0.93}
+PLAIN: dict[str, list[dict[str, Any]]] = {"plain": [{}]}
+"""What vanilla is asked for."""
 FLAT = 1.03
 """Time with the most configurations over that with one, at most."""
 
@@ -121,33 +124,36 @@ def measure(job: dict[str, Any], environment: dict[str, str], counts: list[int],
     middle = every[len(every) // 2]
     with tempfile.TemporaryDirectory() as folder:
         loop = artifact(job["model"], Path(folder), middle)
-        children: dict[str, tuple[Child, dict[str, Any]]] = {}
+        children: dict[str, Child] = {}
         for name, layers in (("vanilla", []), ("one_layer", [middle]), ("all_layers", every)):
             vector = {"norm": 1.0, "layers": layers}
             named = [f"random_vector:{json.dumps(vector)}", f"rebalance:artifact={loop}"] if layers else []
-            asked: dict[str, Any] = conditions(counts, layers) if layers else {"plain": [{}]}
+            asked = conditions(counts, layers)
             say(f"engine {name}")
-            whole = {**job, "declared": named, "asked": asked, "layers": layers, "hide": not layers}
-            children[name] = (Child(whole, environment), asked)
-        seconds: dict[str, dict[str, list[float]]] = {name: {c: [] for c in asked} for name, (_, asked) in children.items()}
+            whole = {**job, "declared": named, "asked": asked if layers else PLAIN, "layers": layers, "hide": not layers}
+            children[name] = Child(whole, environment)
+        seconds: dict[str, dict[str, list[float]]] = {name: {condition: [] for condition in asked} for name in children}
         for number in range(rounds):
-            order = list(children) if number % 2 else list(children)[::-1]
-            for name in order:
-                child, asked = children[name]
-                for condition in list(asked) if number % 2 else list(asked)[::-1]:
-                    seconds[name][condition].append(child.block(condition))
+            for condition in list(asked) if number % 2 else list(asked)[::-1]:
+                for name in list(children) if number % 2 else list(children)[::-1]:
+                    taken = children[name].block(condition if name != "vanilla" else "plain")
+                    seconds[name][condition].append(taken)
             say(f"  round {number + 1} of {rounds}")
-        for child, _ in children.values():
+        for child in children.values():
             child.close()
     return seconds
 
 
 def summarise(seconds: dict[str, dict[str, list[float]]], counts: list[int]) -> dict[str, Any]:
+    """Figures by name.
+
+    Args:
+        seconds: of every block: engine, condition, round.
+    """
     figures: dict[str, Any] = {}
-    vanilla = seconds["vanilla"]["plain"]
     for name, goal in GOALS.items():
         for condition, times in seconds[name].items():
-            ratios = [base / own for base, own in zip(vanilla, times, strict=True)]
+            ratios = [base / own for base, own in zip(seconds["vanilla"][condition], times, strict=True)]
             low, high = bootstrap_interval(ratios)
             verdict = "met" if low >= goal else "not met" if high < goal or high - low <= 1 - goal else "unresolved"
             key = f"{name}.{condition}"

@@ -94,10 +94,6 @@ class VectorBank:
             self._free.append(row)
         return row is not None
 
-    def restore(self) -> None:
-        """Write everything to the device again, after its memory was given up (an engine's deep sleep)."""
-        copy_async(self._host, self.vectors)
-
     def _room(self) -> int:
         if self._free:
             return self._free.pop()

@@ -82,11 +82,6 @@ class BankMachine(RuleBasedStateMachine):
             self.used = [k for k in self.used if k != key]
 
     @precondition(lambda self: self.pins)
-    @rule()
-    def sleep_and_wake(self) -> None:
-        self.table.fill_(float("nan"))
-        self.bank.restore()
-
     @invariant()
     def every_slot_reads_its_own_vector(self) -> None:
         for slot, row in self.rows.items():

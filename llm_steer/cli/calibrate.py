@@ -53,6 +53,9 @@ def rebalance(
     layer: Annotated[int | None, typer.Option(help="Steer behind this layer, instead of choosing.")] = None,
     batch_size: Annotated[int, typer.Option(help="Outputs generated together.")] = 16,
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
+    engine: Annotated[
+        str, typer.Option(help="hf or vllm: what generates. Hidden states are read with transformers all the same.")
+    ] = "hf",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto (as stored), float32, bfloat16, float16.")] = "auto",
     json: Json = False,
@@ -69,6 +72,8 @@ def rebalance(
             raise SteerError("--mode", mode, "reference or paper")
         if states not in ("first", "delimiter"):
             raise SteerError("--states", states, "first or delimiter")
+        if engine not in ("hf", "vllm"):
+            raise SteerError("--engine", engine, "hf or vllm")
         if dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise SteerError("--dtype", dtype, "auto, float32, bfloat16 or float16")
         chats = read_problems(data, limit, system)
@@ -77,12 +82,12 @@ def rebalance(
 
         from llm_steer.artifact import ModelIdentity
         from llm_steer.cli.generate import _device, _load
-        from llm_steer.plugins.rebalance import calibrate
+        from llm_steer.plugins.rebalance import calibrate, collect_vllm
         from llm_steer.plugins.rebalance.picture import draw
 
         tokenizer = load_tokenizer(source, label, "MODEL")
         with loading(label, "MODEL"):
-            loaded = _load(source, dtype).to(_device(device)).eval()
+            loaded = _load(source, dtype).eval()
         identity = ModelIdentity.of(
             loaded.config, architecture=type(loaded).__name__, dtype=loaded.dtype, tokenizer=tokenizer
         )
@@ -91,14 +96,21 @@ def rebalance(
         prompts = encode(tokenizer, chats, label)
         settings = calibrate.Settings(
             data=hashlib.sha256(data.read_bytes() + repr(system).encode()).hexdigest(),
-            model=hashlib.sha256(identity.model_dump_json().encode()).hexdigest(),
+            model=hashlib.sha256((identity.model_dump_json() + engine.removeprefix("hf")).encode()).hexdigest(),
             max_tokens=max_tokens,
             temperature=temperature,
             top_p=top_p,
             seed=seed,
             batch_size=batch_size,
         )
-        options: Any = {"mode": mode, "states": states, "layer": layer, "progress": Progress()}
+        progress = Progress()
+        if engine == "vllm":  # before this process takes the device
+            with collect_vllm.source(source, tokenizer, dtype=dtype) as generate:
+                calibrate.collect_outputs(
+                    generate, prompts, out, settings, lambda done: progress("generating with vLLM", done, len(prompts))
+                )
+        loaded.to(_device(device))
+        options: Any = {"mode": mode, "states": states, "layer": layer, "progress": progress}
         report = calibrate.run(loaded, tokenizer, prompts, out, settings, **options)
         try:
             draw(report, out / "report.png")

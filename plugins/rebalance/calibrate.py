@@ -78,8 +78,7 @@ class Output:
 
 
 def collect_outputs(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    generate: collect.Source,
     prompts: Sequence[list[int]],
     folder: Path,
     settings: Settings,
@@ -88,6 +87,7 @@ def collect_outputs(
     """Generate an output for each prompt, going on where an earlier run into the same folder was stopped.
 
     Args:
+        generate: a batch of outputs.
         progress: told how many outputs were added.
 
     Raises:
@@ -109,9 +109,7 @@ def collect_outputs(
     with path.open("a", encoding="utf-8") as file:
         for start in range(len(outputs), len(prompts), settings.batch_size):
             batch = prompts[start : start + settings.batch_size]
-            told = collect.generate(
-                model,
-                tokenizer,
+            told = generate(
                 batch,
                 max_tokens=settings.max_tokens,
                 temperature=settings.temperature,
@@ -431,7 +429,7 @@ def run(
     identity = ModelIdentity.of(model.config, architecture=type(model).__name__, dtype=model.dtype, tokenizer=tokenizer)
     everywhere = not Vocabulary(tokenizer, len(tokenizer)).has_think_markers
     outputs = collect_outputs(
-        model, tokenizer, prompts, folder, settings, lambda done: tell("generating", done, len(prompts))
+        collect.source(model, tokenizer), prompts, folder, settings, lambda done: tell("generating", done, len(prompts))
     )
     thresholds, labelled = label(outputs, tokenizer, mode, everywhere)
     count = len({step.problem for step in labelled})

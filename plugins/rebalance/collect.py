@@ -6,8 +6,9 @@ come from one pass over the finished output, at a fraction of the cost, and are 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -44,6 +45,19 @@ class Recorder(Plugin[Params]):
             "boundary": tokens.boundary.tolist(),
             "thinking": tokens.thinking.tolist(),
         }
+
+
+class Source(Protocol):
+    """What generates: one batch of outputs, as :meth:`Recorder.finish` tells them."""
+
+    def __call__(
+        self, prompts: Sequence[Sequence[int]], *, max_tokens: int, temperature: float, top_p: float, seed: int
+    ) -> list[dict[str, Any]]: ...
+
+
+def source(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Source:
+    """A model in this process."""
+    return functools.partial(generate, model, tokenizer)
 
 
 def generate(

@@ -25,7 +25,10 @@ RUNNERS: dict[str, tuple[str, ...]] = {"v1": (), "v1-async": ("async",), "v2": (
 V2_SYNC = "v2-sync"
 """Model Runner V2 without asynchronous scheduling."""
 
-SHIMS = {**RUNNERS, V2_SYNC: ("v2",)}
+SLEEPER = "v1-sleep"
+"""With a sleep mode, which vLLM has on GPUs alone."""
+
+SHIMS = {**RUNNERS, V2_SYNC: ("v2",), SLEEPER: ("sleep",)}
 
 ENGINE_ARGS: dict[str, Any] = {
     "dtype": "float32",
@@ -178,7 +181,8 @@ class Engine(Child):
 
 
 class Server(Child):
-    """vLLM's OpenAI server, by the command that a user types.
+    """vLLM's OpenAI server, by the command that a user types; with several front ends by ``vllm serve``, since the other
+    command starts one, whatever ``--api-server-count`` says.
 
     Args:
         model: folder of the model.
@@ -195,7 +199,11 @@ class Server(Child):
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.key = key
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+        several = "--api-server-count" in arguments
+        start = (
+            [str(HERE / "vllm_serve.py"), "serve"] if several else ["-m", "vllm.entrypoints.openai.api_server", "--model"]
+        )
+        command = [sys.executable, *start, str(model)]
         command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port), "--enforce-eager"]
         command += ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "8", "--seed", "0"]
         command += [*(["--api-key", key] if key else []), *arguments]

@@ -43,7 +43,7 @@ class Worker:
         outside: Any = nullcontext
         if unsteered:
             from llm_steer.hosts.vllm.admission import unsteered as outside
-        prompts = [r["prompt"] if "prompt" in r else {"prompt_token_ids": r["prompt_token_ids"]} for r in requests]
+        prompts = [_prompt(r) for r in requests]
         adapters = [_adapter(r["lora"]) if "lora" in r else None for r in requests]
         with outside():
             finished = self.llm.generate(
@@ -72,6 +72,22 @@ class Worker:
             else:
                 reasons.append("it starts")
         return reasons
+
+    def compiled(self, cases: list[dict[str, Any]], **engine_args: Any) -> list[list[str]]:
+        """How engines with these further arguments would compile: names in vLLM's caches, compilation and graph mode."""
+        from vllm.engine.arg_utils import EngineArgs
+
+        configs = [EngineArgs(**{**engine_args, **case}).create_engine_config() for case in cases]
+        modes = [(c.compilation_config.mode, c.compilation_config.cudagraph_mode) for c in configs]
+        return [[config.compute_hash(), *map(str, mode)] for config, mode in zip(configs, modes, strict=True)]
+
+    def sleep(self) -> None:
+        """Deeply, and wake up: the weights are lost."""
+        self.llm.sleep(level=2)
+        self.llm.wake_up()
+
+    def reload_weights(self) -> None:
+        self.llm.collective_rpc("reload_weights")
 
     def stream_input(self, prompt_token_ids: list[int], **params: Any) -> None:
         """A request whose prompt may go on, as far as the front end takes it."""
@@ -160,6 +176,17 @@ def _params(fields: dict[str, Any] | None) -> Any:
 
         fields["structured_outputs"] = StructuredOutputsParams(choice=choices)
     return SamplingParams(**fields)
+
+
+def _prompt(request: dict[str, Any]) -> Any:
+    if "prompt" in request:
+        return request["prompt"]
+    prompt = {"prompt_token_ids": request["prompt_token_ids"]}
+    if "image" in request:
+        from PIL import Image
+
+        prompt["multi_modal_data"] = {"image": Image.open(request["image"]).convert("RGB")}
+    return prompt
 
 
 def _adapter(folder: str) -> Any:

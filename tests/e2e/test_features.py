@@ -11,8 +11,8 @@ import torch
 
 from e2e import residual
 from e2e.conftest import Engines
-from e2e.engine_client import ENGINE_ARGS, EngineError
-from e2e.test_residual_methods import TOKENS, Told, check_loop, declared, requests, shelf, talkative, wanted
+from e2e.engine_client import ENGINE_ARGS, SLEEPER, EngineError
+from e2e.test_residual_methods import TOKENS, Told, ask, check_loop, declared, requests, shelf, talkative, wanted
 
 __all__ = ["shelf", "talkative", "wanted"]  # fixtures
 
@@ -182,20 +182,52 @@ def steered_logprobs(talkative: Path, shelf: Path, prompt: list[int], coefficien
     return [float(found[at, token]) for at, token in enumerate(prompt[1:])]
 
 
+def test_a_deep_sleep(engines: Engines, talkative: Path, shelf: Path, wanted: list[Told]) -> None:
+    """Level 2 gives the memory of the weights away, and ``reload_weights`` brings them back; vectors, buffers and the states
+    of slots lie elsewhere, and are as they were."""
+    env = {"LLM_STEER_ARTIFACTS": str(shelf)}
+    options = {"logits_processors": declared(shelf), "enable_sleep_mode": True}
+    engine = engines.get(talkative, SLEEPER, one_process=True, env=env, **options)
+    expected = [tokens for tokens, _ in wanted]
+    assert [output["token_ids"] for output in ask(engine, shelf)] == expected
+    engine.call("sleep")
+    lost = [output["token_ids"] for output in ask(engine, shelf, tokens=4)]
+    assert sum(a != b[:4] for a, b in zip(lost, expected, strict=True)) > len(lost) / 2, "there was nothing to reload"
+    engine.call("reload_weights")
+    got = ask(engine, shelf)
+    assert [output["token_ids"] for output in got] == expected
+    assert sum(check_loop(o["steering"], trace, TOKENS) for o, (_, trace) in zip(got, wanted, strict=True)) == 6
+
+
 def test_what_engines_do_not_start_with(engines: Engines, llama: Path, tmp_path: Path) -> None:
     toys = {"PYTHONPATH": str(residual.install(tmp_path))}
     engine = engines.get(llama, one_process=True, env=toys)
     push, loop = ['push:{"layers": [1]}'], ["thermostat:gain=3"]
+    several = {"distributed_executor_backend": "mp"}
     transfer = {"kv_connector": "ExampleConnector", "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)}}
     cases: list[tuple[dict[str, Any], str]] = [
         ({"kv_sharing_fast_prefill": True, "logits_processors": push}, "--kv-sharing-fast-prefill"),
         ({"kv_transfer_config": {**transfer, "kv_role": "kv_producer"}, "logits_processors": push}, "different engines"),
         ({"kv_transfer_config": {**transfer, "kv_role": "kv_consumer"}, "logits_processors": loop}, "different engines"),
+        ({"kv_transfer_config": {**transfer, "kv_role": "kv_both"}, "logits_processors": push}, "ExampleConnector"),
+        ({"ubatch_size": 2, "all2all_backend": "deepep_low_latency", "logits_processors": push}, "dual-batch overlap"),
+        ({"pipeline_parallel_size": 2, **several, "logits_processors": loop}, "layers [0] run on pipeline ranks"),
     ]
     common = {"model": str(llama), **ENGINE_ARGS, "distributed_executor_backend": "uni"}
     reasons = engine.call("starts", cases=[case for case, _ in cases], **common)
     for reason, (case, words) in zip(reasons, cases, strict=True):
         assert words in reason, (case, reason)
+
+    # Caches of compiled models tell apart what is built into the model, and nothing else.
+    others = [[], push, push, ['push:{"layers": [0]}'], ["thermostat:gain=3,layer=1"], ["reflection_cycle"]]
+    told = engine.call(
+        "compiled", cases=[{"logits_processors": named} for named in others], **{**common, "enforce_eager": False}
+    )
+    assert len({tuple(modes) for _, *modes in told}) == 1
+    none, one, again, other, third, logits = (name for name, *_ in told)
+    assert one == again
+    assert none == logits
+    assert len({none, one, other, third}) == 4
 
 
 def test_prompts_that_come_in_parts(engines: Engines, llama: Path) -> None:
@@ -204,8 +236,15 @@ def test_prompts_that_come_in_parts(engines: Engines, llama: Path) -> None:
         engine.call("stream_input", prompt_token_ids=[20, 30], **GREEDY)
 
 
-def test_three_workers(engines: Engines, smollm2: Path, tmp_path: Path) -> None:
-    """SmolLM2, whose nine heads two workers could not share: open and closed loops, and nobody, in one batch."""
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"tensor_parallel_size": 3, "env": {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}}, id="three-workers"),
+        pytest.param({"enforce_eager": False}, id="inductor"),
+    ],
+)
+def test_smollm2(engines: Engines, smollm2: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    """Open and closed loops, and nobody, in one batch; three workers, since two could not share nine heads."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from llm_steer import steer
@@ -245,8 +284,8 @@ def test_three_workers(engines: Engines, smollm2: Path, tmp_path: Path) -> None:
         expected.append((out[0, len(prompt) :].tolist(), model.steering.traces[0]))
     del model
     named = [f"constant_vector:artifact={tmp_path / 'vector'}", f"rebalance:artifact={tmp_path / 'loop'}"]
-    env = {"LLM_STEER_ARTIFACTS": str(tmp_path), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    engine = engines.get(smollm2, env=env, logits_processors=named, tensor_parallel_size=3)
+    env = {"LLM_STEER_ARTIFACTS": str(tmp_path), **options.get("env", {})}
+    engine = engines.get(smollm2, **{**options, "env": env}, logits_processors=named)
     params = {"temperature": 0.0, "max_tokens": 16, "ignore_eos": True}
     batch = [{"prompt_token_ids": ids, "params": {**params, "extra_args": {"steer": one}}} for ids, one in asked]
     for (_, one), (output,), (tokens, trace) in zip(asked, engine.generate(batch), expected, strict=True):

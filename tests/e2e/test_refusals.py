@@ -194,3 +194,12 @@ def test_closed_loops_and_drafts(engines: Engines, llama: Path, tmp_path: Path) 
             speculative_config=drafts,
             logits_processors=["thermostat:gain=3"],
         )
+
+
+def test_closed_loops_and_sharded_sampling(engines: Engines, llama: Path, tmp_path: Path) -> None:
+    """Where each rank samples for some requests only, no rank sees all logits."""
+    engines.close()
+    toys = {"PYTHONPATH": str(residual.install(tmp_path))}
+    sharded = {"enable_batch_sharded_sampling": True, "tensor_parallel_size": 2}
+    with pytest.raises(EngineError, match="--enable-batch-sharded-sampling"):
+        engines.get(llama, V2_SYNC, env=toys, logits_processors=["thermostat:gain=3"], **sharded)

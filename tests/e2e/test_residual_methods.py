@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +191,23 @@ def test_tokens(
     assert loops == 6
 
 
+def test_preemption(engines: Engines, talkative: Path, shelf: Path, wanted: list[Told]) -> None:
+    """In a cache that holds a few of the requests that run: recomputed tokens get the coefficients that they had."""
+    env = {"LLM_STEER_ARTIFACTS": str(shelf)}
+    small = {"max_model_len": 128, "max_num_seqs": 10, "block_size": 32, "num_gpu_blocks_override": 13}
+    engine = engines.get(talkative, "v1", one_process=True, env=env, logits_processors=declared(shelf), **small)
+    params = {"temperature": 0.0, "max_tokens": TOKENS, "ignore_eos": True}
+    asked = [
+        {"id": str(i), "prompt_token_ids": prompt, "params": {**params, "extra_args": {"steer": steer}}}
+        for i, (prompt, steer) in enumerate(requests(shelf))
+    ]
+    # The closed loops come last, and give way first.
+    order = sorted(asked, key=lambda one: "rebalance" in str(one["params"]))
+    played = engine.call("play", script=[{"add": [one]} for one in order])
+    assert played["preemptions"] > 0
+    assert [played["tokens"][str(i)] for i in range(len(asked))] == [tokens for tokens, _ in wanted]
+
+
 def test_traces_of_many_closed_loops(engines: Engines, talkative: Path, shelf: Path, wanted: list[Told]) -> None:
     """More than workers remember: those that ask for their trace get it, the last of the others too."""
     env = {"LLM_STEER_ARTIFACTS": str(shelf)}
@@ -220,10 +241,16 @@ def test_what_may_be_named(engines: Engines, talkative: Path, shelf: Path) -> No
     assert "coefficient" in refused(artifact="calm", coefficient=1e9)
 
 
-def test_artifacts_over_http(engines: Engines, talkative: Path, shelf: Path, wanted: list[Told]) -> None:
+@pytest.fixture(scope="module")
+def server(engines: Engines, talkative: Path, shelf: Path) -> Server:
+    """Two front ends of one engine."""
     env = {"LLM_STEER_ARTIFACTS": str(shelf)}
     arguments = ["--logits-processors", *declared(shelf), "--api-server-count", "2"]
-    server: Server = engines.start(lambda log: Server(talkative, log, *arguments, key="secret", env=env))
+    started: Server = engines.start(lambda log: Server(talkative, log, *arguments, key="secret", env=env))
+    return started
+
+
+def test_artifacts_over_http(server: Server, shelf: Path, wanted: list[Told]) -> None:
     path = "/v1/steer/artifacts"
     assert server.request("GET", path, key=None)[0] == 401
     assert server.request("POST", f"{path}/load", {"name": "bold"}, key=None)[0] == 401
@@ -262,3 +289,109 @@ def test_artifacts_over_http(engines: Engines, talkative: Path, shelf: Path, wan
     assert server.request("DELETE", path)[0] == 404
     assert server.request("GET", f"{path}/other")[0] == 404
     assert server.request("GET", "/health")[0] == 200
+
+
+def test_both_front_ends_answer(server: Server) -> None:
+    """Each counts the requests that came through it."""
+    body = {"model": "tiny", "prompt": [20, 30], "max_tokens": 1, "vllm_xargs": {"steer": "random_vector", "steer_seed": 3}}
+
+    def count(_: int) -> int:
+        counts: dict[str, int] = server.request("GET", "/v1/steer")[1]["requests"]
+        return counts.get("random_vector", 0)
+
+    with ThreadPoolExecutor(8) as threads:  # at once, or one of them takes all
+        answers = threads.map(lambda _: server.request("POST", "/v1/completions", body), range(65))
+        assert {status for status, _ in answers} == {200}
+        told = set(threads.map(count, range(128)))
+    assert len(told) == 2
+    assert sum(told) == 65
+
+
+def save_hostile(shelf: Path, name: str) -> None:
+    """A folder that looks like an artifact for the served model, and is wrong in one way."""
+    import pickle
+
+    from llm_steer.artifact import Artifact, load
+
+    good = load(shelf / "calm", None)
+    about, vector, folder = good.description, good.vector(), shelf / name
+    changes: dict[str, Any] = {
+        "wide": {"model": about.model.model_copy(update={"hidden_size": 128})},
+        "deep": {"layer": 7},
+        "drowning": {"relative_dose": 1e4},
+    }.get(name, {})
+    tensor = {"short": vector[:-1], "nan": vector * float("nan"), "huge": vector * 1e8}.get(name, vector)
+    Artifact(about.model_copy(update=changes), {"vector": tensor}).save(folder)
+    tensors = folder / "vectors.safetensors"
+    if name == "truncated":
+        tensors.write_bytes(tensors.read_bytes()[:-5])
+    elif name == "device":
+        tensors.unlink()
+        tensors.symlink_to("/dev/zero")
+    elif name in ("pickle", "header"):
+        data = pickle.dumps({"vector": vector}) if name == "pickle" else (2**60).to_bytes(8, "little") + b"{" * 64
+        tensors.write_bytes(data)
+        text = json.loads((folder / "steer.json").read_text())
+        (folder / "steer.json").write_text(json.dumps({**text, "sha256": hashlib.sha256(data).hexdigest()}))
+    elif name == "nested":
+        (folder / "steer.json").write_text("[" * 50_000)
+
+
+HOSTILE = {
+    "short": "a tensor 'vector' of 64 numbers",
+    "wide": "hidden_size: got 128",
+    "deep": "layer: got 7; must be between 0 and 1",
+    "nan": "finite numbers",
+    "truncated": "the file that steer.json names",
+    "pickle": "a safetensors file",
+    "header": "a safetensors file",
+    "device": "no file",
+    "nested": "valid JSON",
+    "stranger": "OtherForCausalLM",
+    "nothing": "one of",
+    "../calm": "one of",
+    "/etc": "one of",
+    "sha256:" + "0" * 64: "content hash",
+    "calm\0": "one of",
+    "x" * 4000: "one of",
+}
+"""Artifacts, and the reason why each is refused."""
+TOO_MUCH = {"huge": "added to an element", "drowning": "times the norm of the residual stream"}
+
+
+def test_hostile_artifacts_and_requests(server: Server, shelf: Path, wanted: list[Told]) -> None:
+    """Each is refused with the reason, to whoever asks, and the server goes on."""
+    names = [name for name in (*HOSTILE, *TOO_MUCH) if name.isalpha() and len(name) < 100]
+    made = [name for name in names if name not in ("stranger", "nothing")]
+    for name in made:
+        save_hostile(shelf, name)
+    prompt, good = requests(shelf)[4]
+    plain = {"model": "tiny", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+
+    def ask(**steer: Any) -> tuple[int, Any]:
+        xargs = {f"steer_{name}" if name != "name" else "steer": value for name, value in steer.items()}
+        return server.request("POST", "/v1/completions", {**plain, "return_token_ids": True, "vllm_xargs": xargs})
+
+    def refused(answer: tuple[int, Any], reason: str) -> None:
+        assert answer[0] == 400, answer
+        assert reason in answer[1]["error"]["message"], answer
+
+    for name, reason in {**HOSTILE, **TOO_MUCH}.items():
+        refused(ask(name="constant_vector", artifact=name, coefficient=1.0), reason)
+        if name in HOSTILE:
+            refused(server.request("POST", "/v1/steer/artifacts/load", {"name": name}), reason)
+    refused(ask(name="rebalance", artifact="calm"), "made for rebalance")
+    for value, reason in ((1e9, "1000"), (-1001, "1000"), ("nan", "coefficient"), ("much", "coefficient")):
+        refused(ask(name="constant_vector", artifact="calm", coefficient=value), reason)
+    refused(ask(name="rebalance", artifact="loop", strength=1e300), "strength")
+    refused(ask(name="constant_vector", artifact="calm", layers=[9]), "layers: got 9; must be between 0 and 1")
+    refused(ask(name="constant_vector", artifact="calm", layers=[1]), "declared for the layers [0]")
+    refused(ask(name="random_vector", norm=1e300, layers=[1]), "norm")
+    said = {row["name"]: row for row in server.request("GET", "/v1/steer/artifacts")[1]["artifacts"]}
+    assert set(made) <= set(said)
+    assert all("refused" in said[name] for name in ("wide", "deep", "nan", "truncated", "pickle", "header", "device"))
+    assert server.request("GET", "/health")[0] == 200
+    status, answer = ask(**good)
+    assert (status, answer["choices"][0]["token_ids"]) == (200, wanted[4][0])
+    for name in made:
+        shutil.rmtree(shelf / name)

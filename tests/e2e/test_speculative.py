@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from e2e import scenarios
+from e2e import residual, scenarios
 from e2e.conftest import Engines
 from e2e.engine_client import V2_SYNC
 from e2e.oracle import Oracle
@@ -56,3 +57,26 @@ def test_default_steering(engines: Engines, llama: Path, oracle: Callable[[Path]
     prompt = [*scenarios.words(random.Random(1), 6), OPEN]
     want = oracle(llama).generate(prompt, params, {"amplitude": 25.0, "period": 9.4})
     assert engine.one(prompt, **params)["token_ids"] == want.token_ids
+
+
+def test_open_loops_on_hidden_states(
+    engines: Engines, llama: Path, oracle: Callable[[Path], Oracle], tmp_path: Path
+) -> None:
+    """Drafted tokens are pushed like drawn ones, by their positions."""
+    toys = {"PYTHONPATH": str(residual.install(tmp_path))}
+    named = ['push:{"layers": [0, 1], "strength": 0.0}']
+    options = {"max_num_seqs": 6, "speculative_config": DRAFTS, "logits_processors": named, "env": toys}
+    engine = engines.get(llama, V2_SYNC, one_process=True, **options)
+    rng = random.Random(4)
+    params = {"temperature": 0.0, "max_tokens": 20, "allowed_token_ids": FEW, "ignore_eos": True}
+    pushes: list[tuple[dict[str, Any], ...]] = [
+        (),
+        ({"layers": [0], "strength": 60.0, "seed": 1, "positions": "output"},),
+        ({"layers": [0, 1], "strength": -40.0, "seed": 2, "positions": "all"},),
+    ]
+    batch = [residual.Asked([rng.choice(FEW) for _ in range(8)], params, push) for push in pushes for _ in range(2)]
+    played = engine.call("play", script=[{"add": [{"id": str(i), **asked.to_engine()} for i, asked in enumerate(batch)]}])
+    for i, asked in enumerate(batch):
+        want = asked.want(oracle(llama), "v2")
+        assert played["tokens"][str(i)] == want.token_ids, residual.describe(asked, want, played["tokens"][str(i)])
+    assert 20 / (1 + 3) < played["steps"] < 20, "some drafts were accepted, some were not"

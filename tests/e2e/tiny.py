@@ -57,6 +57,11 @@ def tokenizer():
     return fast
 
 
+def scale(name: str) -> float:
+    """What a random weight is multiplied with."""
+    return next(factor for part, factor in _SCALES if part in name)
+
+
 def build(architecture: str, folder: Path, seed: int = 0, layers: int = 2) -> Path:
     """Save a model of 2 layers, d = 64, head size 32."""
     import torch
@@ -85,7 +90,7 @@ def build(architecture: str, folder: Path, seed: int = 0, layers: int = 2) -> Pa
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() > 1:
-                weight.mul_(next(factor for part, factor in _SCALES if part in name))
+                weight.mul_(scale(name))
             elif "post_" in name and architecture in POST_NORM:
                 weight.fill_(POST_NORM[architecture])
     model.generation_config.eos_token_id = 2

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    Qwen2_5OmniForConditionalGeneration,
+)
 
-from llm_steer import Params, Plugin, steer
+from llm_steer import Params, Plugin, UnsupportedError, steer
 from llm_steer.hosts.hf_layers import find_layers
 
 SIZES = {
@@ -97,12 +102,15 @@ def test_the_recorded_stream_is_the_steered_one(architecture, tiny_tokenizer, re
                 assert torch.allclose(x[1], y[1], atol=tolerance, rtol=0)
 
 
-LATER = "qwen3_next qwen3_5_text deepseek_v2 deepseek_v3 glm4_moe lfm2 jamba falcon_h1 llama4_text gemma4_text mamba"
+LATER = "qwen3_next qwen3_5_text deepseek_v2 deepseek_v3 glm4_moe lfm2 jamba falcon_h1 llama4_text gemma4_text mamba "
+LATER += "minimax_m2 dots1 phi4_multimodal"
+LACKING = {"dots1": {"n_routed_experts": 8, "n_shared_experts": 1}}
+"""What a default configuration lacks."""
 
 
 @pytest.mark.parametrize("architecture", LATER.split())
 def test_layers_of_larger_families(architecture):
-    config = AutoConfig.for_model(architecture)
+    config = AutoConfig.for_model(architecture, **LACKING.get(architecture, {}))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     layers = find_layers(model)
@@ -110,12 +118,30 @@ def test_layers_of_larger_families(architecture):
     assert layers is model.get_submodule("backbone.layers" if architecture == "mamba" else "model.layers")
 
 
-@pytest.mark.parametrize("architecture", ["llava", "qwen2_vl", "qwen3_vl", "gemma3", "mllama", "internvl", "pixtral"])
-def test_layers_of_wrappers(architecture):
+WRAPPERS = {
+    **dict.fromkeys(["llava", "qwen2_vl", "qwen3_vl", "gemma3", "mllama", "internvl"], "model.language_model.layers"),
+    "llama4": "language_model.model.layers",
+    "kosmos-2": "text_model.model.layers",
+}
+
+
+@pytest.mark.parametrize(("architecture", "path"), list(WRAPPERS.items()))
+def test_layers_of_wrappers(architecture, path):
     try:
         config = AutoConfig.for_model(architecture)
         with torch.device("meta"):
             model = AutoModelForImageTextToText.from_config(config)
     except ValueError:
         pytest.skip("this version of transformers has no such model for images and text")
-    assert find_layers(model) is model.get_submodule("model.language_model.layers")
+    assert find_layers(model) is model.get_submodule(path)
+
+
+def test_a_model_of_two_stacks_takes_the_path():
+    """A thinker and a talker of as many layers: which is meant, nobody but the user can say."""
+    config = AutoConfig.for_model("qwen2_5_omni")
+    with torch.device("meta"):
+        model = Qwen2_5OmniForConditionalGeneration(config)
+    with pytest.raises(UnsupportedError, match="layers_path"):
+        find_layers(model)
+    path = "thinker.model.layers"
+    assert find_layers(model, path) is model.get_submodule(path)

@@ -106,6 +106,9 @@ CACHE = Hook(
 FRONT_END = (CONFIG, INPUT_INIT, INPUT, CORE, CACHE, OUTPUT_STATE, OUTPUT, STEP, BEAM_OFFLINE, BEAM_ONLINE)
 """What every engine's front end and core need; ``MIDDLEWARE`` comes on top where there is an HTTP server."""
 
+BY_TOKENS = {"ExampleConnector", "HF3FSKVConnector", "LMCacheConnectorV1"}
+"""KV connectors of vLLM that look at neither its block hashes nor a request's cache salt."""
+
 HOOKS_V1 = (STATES_V1, RUNNER_V1, SAMPLER_V1)
 HOOKS_V2 = (FINISH_V2, ADD_V2, RUNNER_V2, SAMPLER_V2)
 
@@ -205,11 +208,25 @@ def residual_refusals(vllm_config: Any) -> list[str]:
     passes = vllm_config.compilation_config.pass_config
     if parallel.tensor_parallel_size > 1 and getattr(passes, "enable_sp", False):  # gone in vLLM 0.32
         reasons.append("sequence parallelism splits hidden states over ranks; set pass_config.enable_sp to false")
-    if transfer is not None and transfer.kv_role in ("kv_producer", "kv_consumer"):
+    connectors = _connectors(transfer)
+    if {"kv_producer", "kv_consumer"} & {role for _, role in connectors}:
         reasons.append("prefill and decode run on different engines, which do not know how the other one steers")
+    if named := sorted(BY_TOKENS & {name for name, _ in connectors}):
+        reasons.append(
+            f"{', '.join(named)} finds keys and values by token ids alone, and would give steered ones to requests that do "
+            "not steer; use a connector that goes by vLLM's block hashes or cache salts, such as OffloadingConnector"
+        )
     if vllm_config.model_config.is_encoder_decoder:
         reasons.append("encoder-decoder models are not supported")
     return reasons
+
+
+def _connectors(transfer: Any) -> list[tuple[str | None, str | None]]:
+    """Names and roles of a KV transfer's connectors; a MultiConnector holds others."""
+    if transfer is None:
+        return []
+    inner = transfer.kv_connector_extra_config.get("connectors", ())
+    return [(transfer.kv_connector, transfer.kv_role), *((one.get("kv_connector"), one.get("kv_role")) for one in inner)]
 
 
 def feedback_refusals(vllm_config: Any, layers: Collection[int]) -> list[str]:

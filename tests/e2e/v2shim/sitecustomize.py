@@ -6,6 +6,8 @@ Python imports this module at start-up when its folder is on PYTHONPATH, so that
 * ``v2``: Model Runner V2 on a CPU. Triton lists a CPU backend and runs kernels in its interpreter: slow, but the code of
   V2 itself is the real one.
 * ``async``: asynchronous scheduling, which vLLM turns off on a CPU.
+* ``sleep``: sleep mode, which vLLM has on GPUs alone. What is allocated in its pool of weights is overwritten in a sleep of
+  level 2.
 * ``hide``: this project's entry points do not exist: vLLM without the plugin.
 """
 
@@ -91,6 +93,70 @@ if "v2" in ON:
 
 if "async" in ON:
     EDITS["vllm.platforms.cpu"] = _schedule_asynchronously
+
+
+def _sleep_on_cpus(worker):
+    import contextlib
+    import inspect
+
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    held, lost = {}, []
+
+    def storages(tree):
+        return {t.untyped_storage().data_ptr(): t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)}
+
+    def steering():
+        """This project's code is at work, other than around vLLM's own loading."""
+        frame = inspect.currentframe()
+        while frame is not None:
+            if frame.f_globals.get("__name__", "").startswith("llm_steer.") and frame.f_code.co_name != "load_model":
+                return True
+            frame = frame.f_back
+        return False
+
+    class Pool(TorchDispatchMode):
+        """Remembers what is allocated while it is open."""
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result, given = function(*args, **(kwargs or {})), storages((args, kwargs))
+            for number, tensor in storages(result).items():
+                if number not in given and steering():
+                    lost.append(tensor)
+                elif number not in given:
+                    held[number] = tensor
+            return result
+
+    def _maybe_get_memory_pool_context(self, tag):
+        return Pool() if tag == "weights" else contextlib.nullcontext()
+
+    def sleep(self, level=1):
+        assert level == 2
+        self.saved = [(t, t.untyped_storage().clone()) for t in held.values()]
+        for tensor in (*held.values(), *lost):
+            tensor.untyped_storage().fill_(0x3C)  # 0.01, since what is not a number would stay in the cache of keys
+
+    def wake_up(self, tags=None):
+        """What was lost stays lost."""
+
+    def reload_weights(self):
+        """Everything of vLLM's: its own does not bring back what was packed for CPUs."""
+        for tensor, content in self.saved:
+            tensor.untyped_storage().copy_(content)
+
+    for method in (_maybe_get_memory_pool_context, sleep, wake_up, reload_weights):
+        setattr(worker.CPUWorker, method.__name__, method)
+
+
+def _allow_sleep(cpu):
+    cpu.CpuPlatform.is_sleep_mode_available = lambda self: True
+
+
+if "sleep" in ON:
+    EDITS["vllm.v1.worker.cpu_worker"] = _sleep_on_cpus
+    EDITS["vllm.platforms.cpu"] = _allow_sleep
 
 if "hide" in ON:
     _entry_points = importlib.metadata.entry_points

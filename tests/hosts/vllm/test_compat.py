@@ -163,16 +163,27 @@ def steering_config(**changes: Any) -> Any:
     return SimpleNamespace(**{**parts, **changes})
 
 
+def transfer(role: str, **changes: Any) -> Any:
+    about = {"kv_role": role, "kv_connector": "OffloadingConnector", "kv_connector_extra_config": {}, **changes}
+    return SimpleNamespace(**about)
+
+
 def test_what_residual_hooks_refuse() -> None:
     assert compat.residual_refusals(steering_config()) == []
-    both = SimpleNamespace(kv_role="kv_both")
-    assert compat.residual_refusals(steering_config(kv_transfer_config=both)) == []
+    assert compat.residual_refusals(steering_config(kv_transfer_config=transfer("kv_both"))) == []
+    inner = {"connectors": [{"kv_connector": "OffloadingConnector"}, {"kv_connector": "HF3FSKVConnector"}]}
+    multi = {"kv_connector": "MultiConnector", "kv_connector_extra_config": inner}
+    half = {"connectors": [{"kv_connector": "NixlConnector", "kv_role": "kv_producer"}]}
+    split = {"kv_connector": "MultiConnector", "kv_connector_extra_config": half}
     for changes, word in (
         ({"parallel": {"use_ubatching": True}}, "--enable-dbo"),
         ({"cache_config": SimpleNamespace(kv_sharing_fast_prefill=True)}, "--kv-sharing-fast-prefill"),
         ({"compilation_config": SimpleNamespace(pass_config=SimpleNamespace(enable_sp=True))}, "enable_sp"),
-        ({"kv_transfer_config": SimpleNamespace(kv_role="kv_producer")}, "different engines"),
-        ({"kv_transfer_config": SimpleNamespace(kv_role="kv_consumer")}, "different engines"),
+        ({"kv_transfer_config": transfer("kv_producer")}, "different engines"),
+        ({"kv_transfer_config": transfer("kv_consumer")}, "different engines"),
+        ({"kv_transfer_config": transfer("kv_both", kv_connector="LMCacheConnectorV1")}, "LMCacheConnectorV1 finds keys"),
+        ({"kv_transfer_config": transfer("kv_both", **multi)}, "HF3FSKVConnector finds keys"),
+        ({"kv_transfer_config": transfer("kv_both", **split)}, "different engines"),
         ({"model_config": SimpleNamespace(is_encoder_decoder=True)}, "encoder-decoder"),
     ):
         (reason,) = compat.residual_refusals(steering_config(**changes))

@@ -63,12 +63,13 @@ class Stopped(Exception):
 
 @pytest.fixture
 def whole(model, tiny_tokenizer, tmp_path) -> list[calibrate.Output]:
-    return calibrate.collect_outputs(model, tiny_tokenizer, PROMPTS, tmp_path / "whole", SETTINGS, lambda done: None)
+    generate = collect.source(model, tiny_tokenizer)
+    return calibrate.collect_outputs(generate, PROMPTS, tmp_path / "whole", SETTINGS, lambda done: None)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 40], ids=["between batches", "last line damaged", "in a batch"])
 def test_a_run_that_was_stopped_goes_on(cut, whole, model, tiny_tokenizer, tmp_path) -> None:
-    folder, seen = tmp_path / "stopped", []
+    folder, seen, generate = tmp_path / "stopped", [], collect.source(model, tiny_tokenizer)
 
     def stop(done: int) -> None:
         seen.append(done)
@@ -76,23 +77,27 @@ def test_a_run_that_was_stopped_goes_on(cut, whole, model, tiny_tokenizer, tmp_p
             raise Stopped
 
     with pytest.raises(Stopped):
-        calibrate.collect_outputs(model, tiny_tokenizer, PROMPTS, folder, SETTINGS, stop)
+        calibrate.collect_outputs(generate, PROMPTS, folder, SETTINGS, stop)
     path = folder / calibrate.OUTPUTS
     path.write_text(path.read_text()[: -cut or None])
     told: list[int] = []
-    again = calibrate.collect_outputs(model, tiny_tokenizer, PROMPTS, folder, SETTINGS, told.append)
+    again = calibrate.collect_outputs(generate, PROMPTS, folder, SETTINGS, told.append)
     assert again == whole
     assert told[0] == (4 if cut else 8)
     assert path.read_text() == (tmp_path / "whole" / calibrate.OUTPUTS).read_text()
     told.clear()
-    assert calibrate.collect_outputs(model, tiny_tokenizer, PROMPTS, folder, SETTINGS, told.append) == whole
+    assert calibrate.collect_outputs(generate, PROMPTS, folder, SETTINGS, told.append) == whole
     assert told == [20]
 
 
 def test_a_run_with_other_settings_is_refused(whole, model, tiny_tokenizer, tmp_path) -> None:
     with pytest.raises(SteerError, match="same model, data and settings"):
         calibrate.collect_outputs(
-            model, tiny_tokenizer, PROMPTS, tmp_path / "whole", replace(SETTINGS, temperature=0.5), lambda done: None
+            collect.source(model, tiny_tokenizer),
+            PROMPTS,
+            tmp_path / "whole",
+            replace(SETTINGS, temperature=0.5),
+            lambda done: None,
         )
 
 
