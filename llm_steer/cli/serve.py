@@ -15,6 +15,7 @@ from llm_steer.cli.common import Json, find_model, output, parse_specs
 from llm_steer.cli.front_end import asks_hub, check
 from llm_steer.errors import MissingDependencyError, SteerError, UnsupportedError
 
+FRONT_ENDS = "--api-server-count"
 MODULE = "vllm.entrypoints.openai.api_server"
 OWN = "--logits-processors"
 
@@ -85,9 +86,16 @@ def run(command: list[str]) -> None:
 
 
 def _refuse_own(arguments: list[str]) -> None:
-    """Options that say a second time what ours say: vLLM would take the last of them and drop the other."""
-    for argument in arguments:
-        option = argument.partition("=")[0].replace("_", "-")
+    """Options that say a second time what ours say: vLLM would take the last of them and drop the other. Also one that this
+    way of starting it takes and ignores."""
+    for index, argument in enumerate(arguments):
+        option, equals, value = argument.partition("=")
+        option = option.replace("_", "-")
+        if FRONT_ENDS.startswith(option) and len(option) > len("--api-server"):
+            count = value if equals else "".join(arguments[index + 1 : index + 2])
+            if count != "1":
+                valid = "1: several front ends are started by vllm serve alone, with the same options"
+                raise SteerError(option, count, valid)
         if OWN.startswith(option) and len(option) > len("--logits-"):
             raise SteerError(option, argument, f"left out: --steer fills vLLM's {OWN}")
         if option in ("--model", "--model-tag"):

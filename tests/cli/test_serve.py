@@ -72,6 +72,10 @@ def test_the_embedded_model_has_a_name_of_its_own(cli, monkeypatch, tmp_path):
     assert "SmolLM2-135M-Instruct" not in command(cli, "default", "--served-model-name", "mine")
 
 
+def test_one_front_end_is_what_it_starts(cli):
+    assert command(cli, "org/model", "--api-server-count", "1")[-2:] == ["--api-server-count", "1"]
+
+
 def test_it_becomes_the_server(cli, monkeypatch, folder):
     ran = []
     monkeypatch.setattr(serve.os, "execv", lambda path, arguments: ran.append((path, arguments)))
@@ -88,6 +92,8 @@ def test_it_becomes_the_server(cli, monkeypatch, folder):
         (["org/model", "--logits-processor=x"], "--logits-processor"),
         (["org/model", "--logits_processors", "x"], "--logits-processors"),
         (["org/model", "--model", "other"], "--model"),
+        (["org/model", "--api-server-count", "2"], "--api-server-count"),
+        (["org/model", "--api_server_count=2"], "--api-server-count"),
         (["--port", "8000", "org/model"], "MODEL"),
         (["./missing"], "MODEL"),
         ([], "model"),
