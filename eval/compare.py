@@ -27,12 +27,15 @@ def compare(folders: Sequence[Path]) -> tuple[dict[str, Any], str]:
     """
     if len(folders) < 2:
         raise SteerError("folders", [str(f) for f in folders], "at least two runs' folders")
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise SteerError("folders", [str(f) for f in folders], "each folder once")
     runs = [summarize(folder) for folder in folders]
     found: list[dict[str, Any]] = []
     for task in dict.fromkeys(name for run in runs for name in run.run["tasks"]):
         found += _compare(task, runs)
-    if not found:
-        raise SteerError("folders", [str(f) for f in folders], "runs that were asked some of the same problems")
+    for run in runs[1:]:
+        if not any(row["run"] == str(run.folder) for row in found):
+            raise SteerError("folders", str(run.folder), f"a run that was asked some of the problems of {runs[0].folder}")
     for row, p in zip(found, statistics.holm([row["comparison"].p for row in found]), strict=True):
         row["p_holm"] = p
     head = [

@@ -208,6 +208,7 @@ class Description:
                 "thinking": t.spec.thinking,
                 "messages": [dict(m) for m in item.messages],
                 "fingerprint": item.fingerprint,
+                "words": item.words,
             }
             for t in self.loaded
             for item in self.items[t.spec.name]
@@ -253,12 +254,7 @@ class Description:
                 new[part] = {**run[part], **new[part]}
             new["samples"] = max(run["samples"], new["samples"])
             new["notes"] = {**run["notes"], **new["notes"]}
-        known, problems = folder.problems(), self.problems()
-        for place in known.keys() & problems.keys():
-            if known[place]["fingerprint"] != problems[place]["fingerprint"]:
-                raise SteerError(
-                    "--out", str(folder.path), f"a folder whose problem {place[1]} of {place[0]} was asked in the same words"
-                )
+        _refuse_other_problems(folder, self.problems())
         return new
 
     def enter(self, folder: Folder, document: Mapping[str, Any]) -> None:
@@ -304,6 +300,23 @@ def _refuse_difference(folder: Folder, old: Mapping[str, Any], new: Mapping[str,
     if found:
         what = "; ".join(f"{where} was {shorten(a, 60)} there and is {shorten(b, 60)} now" for where, a, b in found[:3])
         raise SteerError("--out", str(folder.path), f"a new folder, for its answers were made otherwise: {what}")
+
+
+def _refuse_other_problems(folder: Folder, problems: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
+    """A problem of an old folder must be asked and graded as it was there."""
+    known = folder.problems()
+    for place in known.keys() & problems.keys():
+        task, id_ = place
+        old, new = known[place], problems[place]
+        if old["fingerprint"] != new["fingerprint"]:
+            raise SteerError(
+                "--out", str(folder.path), f"a folder whose problem {id_} of {task} was asked in the same words"
+            )
+        for name in ("gold", "options", "labels", "grader", "thinking"):
+            if old[name] != new[name]:
+                was = f"was {shorten(old[name], 60)} there and is {shorten(new[name], 60)} now"
+                valid = f"a folder whose problem {id_} of {task} was graded in the same way: {name} {was}"
+                raise SteerError("--out", str(folder.path), valid)
 
 
 def _seed(*parts: Any) -> int:

@@ -13,6 +13,7 @@ from llm_steer.eval import tasks
 from llm_steer.eval.config import RunConfig
 from llm_steer.eval.methods import NONE, parse_methods, split
 from llm_steer.eval.run import Outcome, load_tasks, run
+from llm_steer.eval.store import Folder
 from llm_steer.eval.summary import Summary, summarize
 
 from llm_steer.engines.base import Engine
@@ -96,8 +97,10 @@ def sweep(
     final = _part(config, "report", plan.report_tasks or config.tasks, fixed)
     final = final.model_copy(update={"samples": plan.report_samples or config.samples})
     refuse_overlap(
-        [item for task in load_tasks(tune) for item in task.items if tunes(item)],
-        [item for task in load_tasks(final) for item in task.items if reports(item)],
+        {item.words: item.id for task in load_tasks(tune) for item in task.items if tunes(item)},
+        {item.words: item.id for task in load_tasks(final) for item in task.items if reports(item)},
+        asked_before(Path(tune.out)),
+        asked_before(Path(final.out)),
     )
     if engine is None:
         from llm_steer.eval.engine import open_engine
@@ -141,18 +144,32 @@ def split_methods(
     return list(by_label.values()) or [NONE], configurations
 
 
-def refuse_overlap(tune: Sequence[tasks.Item], report: Sequence[tasks.Item]) -> None:
-    """Raise if a problem is in both, by what is asked."""
+def asked_before(folder: Path) -> dict[str, str]:
+    """Problems that a folder has already: by their words, their ids."""
+    return {p.get("words", p["fingerprint"]): p["id"] for p in Folder(folder).problems().values()}
+
+
+def refuse_overlap(
+    tune: Mapping[str, str], report: Mapping[str, str], tuned: Mapping[str, str] = {}, reported: Mapping[str, str] = {}
+) -> None:
+    """Raise if a problem is tuned on and reported on.
+
+    Args:
+        tune, report: ids of problems by their words (:attr:`tasks.Item.words`), as they will be asked.
+        tuned, reported: as the folders have them from earlier calls, which may have split otherwise.
+    """
     if not tune or not report:
         raise SteerError("--share", None, "such that problems are left to tune on and to report on")
-    both = {item.fingerprint for item in tune} & {item.fingerprint for item in report}
-    if both:
-        first = next(item for item in report if item.fingerprint in both)
+    if both := tune.keys() & report.keys():
         raise SteerError(
             "--report-tasks",
-            first.id,
+            next(report[words] for words in report if words in both),
             f"tasks without the problems that are tuned on: {len(both)} are in both, so their accuracy would be flattered",
         )
+    if both := {**tune, **tuned}.keys() & {**report, **reported}.keys():
+        id_ = next(id_ for words, id_ in {**report, **reported}.items() if words in both)
+        valid = f"a new folder: an earlier call split its problems otherwise, {len(both)} would be tuned and reported on"
+        raise SteerError("--out", id_, valid)
 
 
 def _part(config: RunConfig, name: str, wanted: Sequence[str], steer: Sequence[Any]) -> RunConfig:

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+from llm_steer import units
+
 _SPACING = re.compile(
     r"(?<!\\)\\[!,;:> ]|\\q?quad(?![a-zA-Z])|\\displaystyle|\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|[$~]|\s+"
 )
@@ -14,32 +16,35 @@ _DEGREE = re.compile(r"\^\{?\\circ\}?|\\degree|°|\\textdegree")
 _PERCENT = re.compile(r"\\?%|\\?\bpercent\b")
 _SHORT_FRACTION = re.compile(r"\\frac(?:(\d)|\{(\d+)\})(?:(\d)|\{(\d+)\})")
 _THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:,|\{,\})\d{3})+(?!\d)")
-_UNITS = {
-    unit: name
-    for name, units in {
-        "mm": "mm millimeter millimeters",
-        "cm": "cm centimeter centimeters",
-        "m": "m meter meters metre metres",
-        "km": "km kilometer kilometers",
-        "in": "in inch inches",
-        "ft": "ft foot feet",
-        "yd": "yd yard yards",
-        "mi": "mi mile miles",
-        "g": "g gram grams",
-        "kg": "kg kilogram kilograms",
-        "s": "s sec second seconds",
-        "min": "min minute minutes",
-        "h": "h hr hour hours",
-        "day": "day days",
-        "dollar": "dollar dollars",
-        "cent": "cent cents",
-        "degree": "degree degrees",
-        "radian": "radian radians",
-    }.items()
-    for unit in units.split()
+_LIST_BY_SPACES = re.compile(r"\d+(?: \d+)+")
+_GROUPS_BY_SPACES = re.compile(r"\d{1,3}(?: \d{3})+")
+_GAP = r"(?:\s|\\[ ,;!]|~|\\quad)*"
+_BEFORE_WORDS = re.compile(
+    rf"(?P<quantity>.*?[\d}}\])])(?P<gap>{_GAP})"
+    r"(?P<words>\\(?:text|mbox|mathrm|textrm)\s*\{.*|[a-zA-Z][a-zA-Z .^{}\d/²³]*)",
+    re.DOTALL,
+)
+_CONNECTOR = re.compile(
+    r"(?:\s|\\[ ,;!]|~|\\quad|,)*"
+    r"(?:\\(?:text|mbox|mathrm|textrm)\s*\{\s*(or|and)\s*\}|(?<![a-zA-Z\\])(or|and)(?![a-zA-Z]))"
+    rf"{_GAP}"
+)
+_PROSE = re.compile(r"\\(?:text|mbox|textbf|textit|textrm|mathrm|mathbf)\s*\{[^{}]*[^\W\d_]{2}")
+_RELATION = re.compile(r"(<|>|≤|≥|\\[lg](?:eq?|t)(?:slant)?(?![a-zA-Z])) ?")
+_SPELLINGS = {
+    "\\$": "",
+    "\\%": "%",
+    "−": "-",
+    "\\dfrac": "\\frac",
+    "\\tfrac": "\\frac",
+    "\\cfrac": "\\frac",
+    "\\lbrace": "\\{",
+    "\\rbrace": "\\}",
+    "\\varnothing": "\\emptyset",
 }
+_UPRIGHT = re.compile(r"\\(?:text|mbox|textrm|mathrm|mathbf|textbf)\s*\{\s*([a-zA-Z]|[^a-zA-Z{}]*)\s*\}")
+"""A letter or a sign that is set upright means what it means otherwise: ``2\\mathrm{i}``, ``7\\text{:}30``."""
 _SHORT_WORDS = {"yes", "no", "odd", "one", "two", "six", "ten", "all", "any"}
-_POWER = {"squared": "2", "square": "2", "sq": "2", "cubed": "3", "cubic": "3", "cu": "3"}
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,13 @@ class Form:
 
     @classmethod
     def of(cls, answer: str) -> Form:
-        quantity, unit = split_unit(answer)
-        return cls(word(answer), unit, as_interval(compact(quantity)))
+        text, unit = _alternatives(answer)
+        return cls(word(answer), unit, text)
+
+    @property
+    def prose(self) -> bool:
+        """Whether words are left that no rule here understands: such an answer is compared as it stands."""
+        return _PROSE.search(self.text) is not None
 
     @property
     def value(self) -> str:
@@ -73,6 +83,11 @@ def plain_text(answer: str) -> str:
     return re.sub(r"\s+", " ", answer.replace("$", "").replace("\\ ", " ")).strip().rstrip(".").strip()
 
 
+def spelling(answer: str) -> str:
+    """An answer without the spaces that say nothing; those between digits do."""
+    return re.sub(r"(?<!\d) | (?!\d)", "", plain_text(answer))
+
+
 def word(answer: str) -> str | None:
     r"""The answer in small letters if it is text (``\text{Evelyn}``, ``east``, ``no solution``), not mathematics."""
     marked = _TEXT.search(answer) is not None
@@ -86,43 +101,93 @@ def word(answer: str) -> str | None:
 def compact(answer: str) -> str:
     r"""Mathematics without what only looks: spaces, ``\left``, ``$``, degrees, percent and currency signs, thousands
     separators, a final full stop."""
-    answer = answer.replace("\\$", "").replace("\\%", "%").replace("−", "-").replace("\\dfrac", "\\frac")
-    answer = (
-        answer.replace("\\tfrac", "\\frac")
-        .replace("\\cfrac", "\\frac")
-        .replace("\\lbrace", "\\{")
-        .replace("\\rbrace", "\\}")
-    )
-    answer = _PERCENT.sub("", _DEGREE.sub("", answer))
-    answer = _mixed(_SPACING.sub(" ", answer))
+    for old, new in _SPELLINGS.items():
+        answer = answer.replace(old, new)
+    answer = _UPRIGHT.sub(r"\1", answer)
+    answer = _grouped(_PERCENT.sub("", _DEGREE.sub("", re.sub(r"^\s*–", "-", answer))))
+    answer = _listed(_mixed(_SPACING.sub(" ", answer)))
     answer = re.sub(r"(?<=[a-zA-Z]) (?=[a-zA-Z])", "\0", answer).replace(" ", "").replace("\0", " ")
     answer = _SHORT_FRACTION.sub(lambda m: f"\\frac{{{m[1] or m[2]}}}{{{m[3] or m[4]}}}", answer.rstrip("."))
-    if not answer.startswith(("(", "[", "\\{")):  # in brackets, a comma separates
-        answer = _THOUSANDS.sub(lambda m: re.sub(r"\D", "", m[0]), answer)
+    return "\\emptyset" if answer == "\\{\\}" else answer
+
+
+def _grouped(answer: str) -> str:
+    """Without the commas between thousands. In brackets a comma separates, and so does one with a space behind it."""
+    answer = re.sub(r",\s*\\!\s*", "{,}", answer)
+    if _SPACING.sub("", answer).startswith(("(", "[", "\\{")):
+        return answer
+    return _THOUSANDS.sub(lambda m: re.sub(r"\D", "", m[0]), answer)
+
+
+def _listed(answer: str) -> str:
+    """Whole numbers with spaces between them as a list, unless they are groups of thousands."""
+    bare = answer.strip()
+    if _LIST_BY_SPACES.fullmatch(bare) and not _GROUPS_BY_SPACES.fullmatch(bare):
+        return re.sub(" +", ",", bare)
     return answer
 
 
 def split_unit(answer: str) -> tuple[str, str | None]:
-    r"""A quantity and its unit (``15\mbox{ cm}^2`` -> ``15``, ``cm2``); None where no text follows it."""
-    found = re.fullmatch(
-        r"(.*?[\d}\])])\s*(?:\\[ ,;!])*\s*(\\(?:text|mbox|mathrm|textrm)\s*\{.*|[a-zA-Z][a-zA-Z .^{}\d]*)", answer.strip()
-    )
-    if not found:
+    r"""A quantity and its unit (``15\mbox{ cm}^2`` -> ``15``, ``cm2``); None where something else, or nothing, follows it.
+
+    What multiplies is part of the quantity: ``3 \text{ million dollars}`` -> ``3000000``, ``dollar``.
+    """
+    found = _BEFORE_WORDS.fullmatch(answer.strip())
+    if not found or (not found["words"].startswith("\\") and not _may_be_words(**found.groupdict())):
         return answer, None
-    shown = plain_text(found[2])
-    words = re.findall(r"[a-zA-Z]+|\d+", shown)
-    if not words or not (found[2].startswith("\\") or words[0].lower() in _UNITS or words[0].lower() in _POWER):
+    factor, words = units.factor(plain_text(found["words"]))
+    unit = units.unit(words) if words else None
+    if words and unit is None:
         return answer, None
-    power = next((_POWER[w.lower()] for w in words if w.lower() in _POWER), next((w for w in words if w.isdigit()), ""))
-    named = [_UNITS[w.lower()] for w in words if w.lower() in _UNITS]
-    return found[1], "".join(named[:1]) + (power if named else "")
+    return _times(found["quantity"], factor), unit
+
+
+def _may_be_words(quantity: str, gap: str, words: str) -> bool:
+    """Whether letters without ``\\text{}`` may be words: behind other letters they are variables, as in ``2x^2 g``, and a
+    single one is, unless it stands apart from a plain number."""
+    if re.search(r"(?<![a-zA-Z\\])[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "\\\\", quantity)):
+        return False
+    alone = re.match(r"[a-zA-Z](?![a-zA-Z])", words) is not None
+    return not alone or (gap != "" and re.fullmatch(r"\\?\$?-?[\d.,]+", quantity) is not None)
+
+
+def _times(quantity: str, factor: int) -> str:
+    if factor == 1:
+        return quantity
+    number = rational(compact(quantity))
+    return f"{quantity}\\cdot{factor}" if number is None else str(number * factor)
+
+
+def _alternatives(answer: str) -> tuple[str, str | None]:
+    r"""An answer in compact form, and its unit. ``x=1 \text{ or } x=2`` is a list, ``x<1 \text{ or } x>3`` a union."""
+    pieces = _CONNECTOR.split(answer.strip())
+    parts = [split_unit(piece) for piece in pieces[::3]]
+    named = {unit for _, unit in parts if unit}
+    if len(named) > 1 or not all(quantity for quantity, _ in parts):
+        return as_interval(compact(answer)), None
+    texts = [compact(quantity) for quantity, _ in parts]
+    unit = named.pop() if named else parts[-1][1]
+    if len(texts) == 1:
+        return as_interval(texts[0]), unit
+    if not any(map(_RELATION.search, texts)):
+        return ",".join(texts), unit
+    unions = {*pieces[1::3], *pieces[2::3]} <= {"or", None}
+    intervals = [as_interval(text) for text in texts]
+    if unions and all(old != new for old, new in zip(texts, intervals, strict=True)):
+        return "\\cup".join(intervals), unit
+    return compact(answer), None
 
 
 def rational(answer: str) -> Fraction | None:
-    r"""The value of a number in :func:`compact` form: ``070``, ``-3.50``, ``2/4``, ``\frac{2}{4}``, ``1\frac{1}{2}``."""
+    r"""The value of a number in :func:`compact` form: ``070``, ``-3.50``, ``2/4``, ``\frac{2}{4}``, ``1\frac{1}{2}``,
+    ``1e3``, ``0.1\overline{6}``."""
     number = r"(\d+\.?\d*|\.\d+)"
     try:
-        if found := re.fullmatch(rf"([-+]?){number}(?:/{number})?", answer):
+        if found := re.fullmatch(r"([-+]?)(\d*)\.(\d*)\\(?:overline|bar)\{?(\d+)\}?", answer):
+            value = _recurring(found[2], found[3], found[4])
+        elif found := re.fullmatch(rf"([-+]?)({number}[eE][-+]?\d{{1,3}})", answer):
+            value = Fraction(found[2])
+        elif found := re.fullmatch(rf"([-+]?){number}(?:/{number})?", answer):
             value = Fraction(found[2]) / Fraction(found[3] or 1)
         elif found := re.fullmatch(rf"([-+]?)(\d*)\\frac\{{([-+]?){number}\}}\{{{number}\}}", answer):
             if found[2] and found[3]:
@@ -133,6 +198,11 @@ def rational(answer: str) -> Fraction | None:
     except ZeroDivisionError:
         return None
     return -value if found[1] == "-" else value
+
+
+def _recurring(whole: str, fixed: str, period: str) -> Fraction:
+    """``0.1666...`` from ``0``, ``1`` and ``6``: 16 less 1, over 90."""
+    return Fraction(int(whole + fixed + period) - int("0" + whole + fixed), (10 ** len(period) - 1) * 10 ** len(fixed))
 
 
 def based(answer: str) -> tuple[str, str] | None:
@@ -153,20 +223,37 @@ def brackets(answer: str) -> str:
 
 def as_interval(answer: str) -> str:
     r"""``-2\le x<7`` as ``[-2,7)``, ``x\ge 3`` as ``[3,\infty)``; anything else as it is. In :func:`compact` form."""
-    less, more = r"(<|\\leq?(?:slant)?(?![a-z])|≤) ?", r"(>|\\geq?(?:slant)?(?![a-z])|≥) ?"
-    if found := re.fullmatch(rf"([^<>]+?){less}[a-zA-Z]{less}([^<>]+)", answer):
-        low, first, second, high = found.groups()
-        return f"{'(' if first == '<' else '['}{low},{high}{')' if second == '<' else ']'}"
-    if found := re.fullmatch(rf"[a-zA-Z]{less}([^<>]+)", answer):
-        return f"(-\\infty,{found[2]}{')' if found[1] == '<' else ']'}"
-    if found := re.fullmatch(rf"[a-zA-Z]{more}([^<>]+)", answer):
-        return f"{'(' if found[1] == '>' else '['}{found[2]},\\infty)"
-    return re.sub(r"^[a-zA-Z]\\in ?(?=[\[(\\])", "", answer)
+    sides = _RELATION.split(answer)
+    if len(sides) not in (3, 5) or len({_falls(relation) for relation in sides[1::2]}) != 1:
+        return re.sub(r"^[a-zA-Z]\\in ?(?=[\[(\\])", "", answer)
+    if _falls(sides[1]):
+        sides = sides[::-1]
+    if len(sides) == 3:
+        sides = ["-\\infty", "<", *sides] if _is_name(sides[0]) else [*sides, "<", "\\infty"]
+    low, first, name, second, high = (side.strip() for side in sides)
+    if not _is_name(name) or not low or not high or "," in low + high or "=" in low + high:
+        return answer
+    return f"{'(' if _strict(first) else '['}{low},{high}{')' if _strict(second) else ']'}"
+
+
+def _is_name(text: str) -> bool:
+    return re.fullmatch(r"\s*[a-zA-Z]\s*", text) is not None
+
+
+def _falls(relation: str) -> bool:
+    return relation in (">", "≥") or relation.startswith("\\g")
+
+
+def _strict(relation: str) -> bool:
+    return relation in ("<", ">", "\\lt", "\\gt")
 
 
 def without_name(answer: str) -> str:
-    """``x=5`` as ``5``, ``f(x)=2x`` as ``2x``: an equation whose left side is one name."""
-    return re.sub(r"^[a-zA-Z](?:\([a-z]\))?=(?=[^=]+$)", "", answer)
+    """``x=5`` as ``5``, ``f(x)=2x`` as ``2x``, ``x=1,x=2`` as ``1,2``: equations whose left side is one name."""
+    found = [re.fullmatch(r"([a-zA-Z](?:\([a-z]\))?)=([^=]+)", part) for part in re.split(r",(?=[a-zA-Z]=)", answer)]
+    if None in found or len({part[1] for part in found if part}) != 1:
+        return answer
+    return ",".join(part[2] for part in found if part)
 
 
 def _mixed(answer: str) -> str:

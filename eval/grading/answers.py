@@ -37,6 +37,8 @@ def compare(gold: str, answer: str) -> tuple[bool, str] | None:
     a, b = Form.of(gold), Form.of(answer)
     if a.word is not None:
         return a.word == b.word, "text"
+    if normal.spelling(gold) == normal.spelling(answer):
+        return True, "exact"
     if a.unit and b.unit and a.unit != b.unit:
         return False, "convention"
     x, y = a.text, b.text
@@ -47,11 +49,15 @@ def compare(gold: str, answer: str) -> tuple[bool, str] | None:
     numbers = normal.rational(x), normal.rational(y)
     if numbers[0] is not None and numbers[1] is not None:
         return numbers[0] == numbers[1], "number"
+    if any(n is not None and "," in text for n, text in zip(numbers, (y, x), strict=True)):
+        return False, "convention"
     bases = normal.based(x), normal.based(y)
     if any(bases):
         digits = [base[0] if base else text for base, text in zip(bases, (x, y), strict=True)]
         same_base = not all(bases) or bases[0][1] == bases[1][1]  # type: ignore[index]
         return digits[0] == digits[1] and same_base, "convention"
+    if a.prose or b.prose:
+        return False, "text"
     around = normal.brackets(x), normal.brackets(y)
     if {"{}"} != set(around) - {""} and around[0] != around[1]:
         return False, "convention"

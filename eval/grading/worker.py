@@ -17,9 +17,13 @@ MEMORY = 4 * 2**30
 
 
 def equal(gold: str, answer: str) -> bool:
+    from latex2sympy2_extended import NormalizationConfig
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
-    config = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
+    # Its units are any text, and letters such as m and h, which may be variables; ours have been taken off already.
+    normalization = NormalizationConfig(malformed_operators=True, nits=True, units=False)
+    latex = LatexExtractionConfig(boxed_match_priority=0, normalization_config=normalization)
+    config = (latex, ExprExtractionConfig())
     # Bare golds often parse to nothing. Time is kept outside: their own alarms would be the one that kills us.
     parsed = [parse(f"\\boxed{{{text}}}", config, parsing_timeout=None) for text in (gold, answer)]
     return bool(verify(*parsed, timeout_seconds=None))

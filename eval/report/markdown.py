@@ -126,14 +126,15 @@ def seen(task: TaskSummary) -> list[str]:
     """What the numbers can and cannot show."""
     lines = []
     if task.against:
-        least = min((a.accuracy.detectable for a in task.against if a.accuracy.detectable > 0), default=math.nan)
-        if math.isnan(least):
+        known = [a.accuracy.detectable for a in task.against if a.accuracy.detectable > 0]
+        if not known:
             lines.append("No difference was seen on any problem, so how large a one this run could have seen is not known.")
         else:
-            n = max(a.accuracy.problems for a in task.against)
+            n = min(a.accuracy.problems for a in task.against)
+            method_by_method = " in every comparison (the table has each method's)" if len(known) > 1 else ""
             lines.append(
                 f"With {n} problems in pairs, this run could have seen (5 %, two-sided, four times out of five) a "
-                f"difference of {percent(least)} points; smaller ones may be there and not show."
+                f"difference of {percent(max(known))} points{method_by_method}; smaller ones may be there and not show."
             )
     if task.scores:
         errors = task.scores[0].errors

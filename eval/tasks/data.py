@@ -7,7 +7,7 @@ import json
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,15 @@ class Item:
     messages: tuple[Mapping[str, str], ...]
     gold: Gold
     level: str | None = None
+    asked: str | None = None
+    """What the row says, without the task's own sentences around it; None where problems are drawn."""
+
+    @property
+    def words(self) -> str:
+        """SHA-256 of what the row says: equal for the same problem in tasks that put it into different prompts."""
+        if self.asked is None:
+            return self.fingerprint
+        return hashlib.sha256(" ".join(self.asked.split()).encode(errors="surrogatepass")).hexdigest()
 
     @property
     def fingerprint(self) -> str:
@@ -83,7 +92,7 @@ def load(spec: TaskSpec, data: Path | None = None, *, seed: int = 0, limit: int 
         if item.id in seen:
             if spec.id is not None:
                 raise SteerError(f"{source} {where}: id", item.id, f"another than in {seen[item.id]}")
-            item = Item(f"{item.id}-{len(items)}", item.messages, item.gold, item.level)
+            item = replace(item, id=f"{item.id}-{len(items)}")
         seen[item.id] = where
         items.append(item)
     if not items:
@@ -161,6 +170,7 @@ def _item(spec: TaskSpec, row: Row, where: str, seed: int) -> Item:
     if spec.id and own_id is None:
         raise SteerError(f"{where}: {spec.id.any_of[0]}", None, "given: it is the problem's id")
     id_ = _text(own_id) if spec.id else hashlib.sha256(asked.encode(errors="surrogatepass")).hexdigest()[:12]
+    said = json.dumps(sorted(map(_text, values.values())), ensure_ascii=False)
     options: tuple[str, ...] = ()
     if spec.choices:
         options, answer = _shuffled(spec, row, where, random.Random(f"{seed}/{spec.name}/{id_}"))
@@ -182,7 +192,7 @@ def _item(spec: TaskSpec, row: Row, where: str, seed: int) -> Item:
     messages = [{"role": "user", "content": _filled(spec.prompt.strip(), values)}]
     if spec.system is not None:
         messages.insert(0, {"role": "system", "content": spec.system.strip()})
-    return Item(id_, tuple(messages), gold, None if level is None else _text(level))
+    return Item(id_, tuple(messages), gold, None if level is None else _text(level), said)
 
 
 def _value(row: Row, column: Column) -> Any:

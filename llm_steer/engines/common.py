@@ -7,10 +7,14 @@ import json
 import math
 import queue
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from llm_steer.engines.base import Request, Response, Sampling, Stream
 from llm_steer.errors import SteerError, shorten_text
+
+BLOCKS, BLOCK = 64, 1 << 16
+"""Of each file of weights, how many blocks are hashed, and their bytes. A file of up to 4 MiB is hashed as a whole."""
 
 
 def failed(error: object) -> Response:
@@ -66,6 +70,23 @@ def model_identity(config: Any, tokenizer: Any) -> dict[str, str]:
     """Hashes of a model's configuration, of its tokenizer, and of its chat template."""
     options = {k: v for k, v in config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
     return {"config": digest(options), **tokenizer_identity(tokenizer)}
+
+
+def weights_identity(folder: str | Path) -> dict[str, str]:
+    """A hash of the weights' files in a folder: names, sizes, and ``BLOCKS`` blocks of each, spread evenly, so that a model
+    trained anew in its place is another. Nothing for what is no folder, such as a name on the hub."""
+    found = Path(folder).glob("*") if str(folder) else ()  # a model made in memory has no name
+    files = sorted(path for path in found if path.suffix in (".safetensors", ".bin", ".pt"))
+    return {"weights": digest([[path.name, path.stat().st_size, _sampled(path)] for path in files])} if files else {}
+
+
+def _sampled(path: Path) -> str:
+    size, found = path.stat().st_size, hashlib.sha256()
+    with path.open("rb") as file:
+        for number in range(BLOCKS):
+            file.seek(max(size - BLOCK, 0) * number // (BLOCKS - 1))
+            found.update(file.read(BLOCK))
+    return found.hexdigest()
 
 
 def tokenizer_identity(tokenizer: Any) -> dict[str, str]:

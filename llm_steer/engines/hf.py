@@ -22,7 +22,7 @@ from llm_steer import spec
 from llm_steer.api import steer
 from llm_steer.engines import voting
 from llm_steer.engines.base import Engine, Request, Response, Stream
-from llm_steer.engines.common import QueueStream, check, failed, model_identity, prompt_ids, versions
+from llm_steer.engines.common import QueueStream, check, failed, model_identity, prompt_ids, versions, weights_identity
 from llm_steer.errors import SteerError, UnsupportedError
 from llm_steer.hosts.hf import ATTRIBUTE, check_model
 from llm_steer.hosts.hf_layers import decoder_config
@@ -76,6 +76,7 @@ class HFEngine(Engine):
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "steering": spec.to_wire(self._steering.spec),
             **model_identity(self.model.config, self.tokenizer),
+            **weights_identity(self.model.config._name_or_path),
             **versions("transformers"),
         }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import re
 import threading
@@ -34,6 +35,10 @@ BACKOFF = 0.5
 """Seconds before the second attempt; doubled for each further one, with jitter."""
 BUSY = (408, 425, 429, 500, 502, 503, 504)
 """Status codes that are tried again."""
+OUT = (401, 403, 429, 502, 503, 504)
+"""Status codes that say something of the server, not of the request: another server is asked."""
+
+_log = logging.getLogger(__name__)
 
 
 class HTTPEngine(Engine):
@@ -91,8 +96,19 @@ class HTTPEngine(Engine):
                         problems.append(f"{url}: {error or type(error).__name__}")
             if not found:
                 raise UnsupportedError(_without_key(f"no server answers: {'; '.join(problems)}", self._key))
+            self._refuse_difference(found)
             self._servers = found
         return self._servers
+
+    def _refuse_difference(self, servers: Sequence[_Server]) -> None:
+        """Answers of servers that are not alike must not be mixed."""
+        first, *others = servers
+        for other in others:
+            for name in sorted({*first.identity, *other.identity}):
+                here, there = first.identity.get(name), other.identity.get(name)
+                if here != there:
+                    url = _without_key(other.url, self._key)
+                    raise SteerError("urls", url, f"servers that are alike: {name} is {there} there and {here} at the first")
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._key}"} if self._key else {}
@@ -109,6 +125,10 @@ class _Server:
     vllm: bool
     steers: bool
     about: Mapping[str, Any]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"model": self.model, "is vLLM": self.vllm, "can steer": self.steers, **self.about}
 
 
 def _ask(client: httpx.Client, url: str, model: str | None) -> _Server:
@@ -146,6 +166,7 @@ class _Run:
     ) -> None:
         self._servers, self._requests, self._headers = servers, requests, headers
         self._parallel, self._timeout, self._key = parallel, timeout, key
+        self._alive = len(servers)
         self._todo = deque(range(len(requests)))
         self._left = len(requests)
         self._tasks: dict[int, asyncio.Task[Response]] = {}
@@ -221,8 +242,7 @@ class _Run:
                         raise
                     response = Response(finish="abort")
                 except _Dead as error:
-                    dead.set()
-                    self._problem = str(error)
+                    self._drop(dead, str(error))
                     self._lost[index] += 1
                     response = failed(f"{self._lost[index]} servers died of it") if self._lost[index] == LOST else None
                 finally:
@@ -233,6 +253,13 @@ class _Run:
                 else:
                     self._done(index, response)
                 self._more.notify_all()
+
+    def _drop(self, dead: asyncio.Event, problem: str) -> None:
+        if not dead.is_set():
+            dead.set()
+            self._alive -= 1
+            self._problem = problem
+            _log.warning("%s: this server is asked no more", problem)
 
     def _done(self, index: int, response: Response) -> None:
         self._left -= 1
@@ -263,9 +290,13 @@ class _Run:
             except httpx.HTTPError as error:
                 problem = _without_key(str(error) or type(error).__name__, self._key)
                 continue
-            if answer.status_code not in BUSY or attempt == TRIES - 1:
+            if answer.status_code in BUSY and attempt < TRIES - 1:
+                continue
+            the_last = self._alive == 1 and not dead.is_set()
+            if answer.status_code not in OUT or the_last:
                 return _response(answer, time.perf_counter() - began, self._key)
             problem = f"status {answer.status_code}"
+            break
         raise _Dead(f"{server.url}: {problem}")
 
 

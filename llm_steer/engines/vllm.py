@@ -12,7 +12,7 @@ from typing import Any
 
 from llm_steer.engines import voting
 from llm_steer.engines.base import Engine, Request, Response, Stream
-from llm_steer.engines.common import check, failed, model_identity, prompt_ids, versions
+from llm_steer.engines.common import check, failed, model_identity, prompt_ids, versions, weights_identity
 from llm_steer.errors import SteerError, UnsupportedError
 
 _numbers = itertools.count()
@@ -43,6 +43,7 @@ class VLLMEngine(Engine):
             "quantization": self._config.quantization,
             "steering": list(getattr(self._config, DEFAULTS, ())),
             **model_identity(self._config.hf_config, self.tokenizer),
+            **weights_identity(self._config.model),
             **versions(*_distribution()),
         }
 

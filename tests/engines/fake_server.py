@@ -22,9 +22,11 @@ class FakeServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, answer: Answer = echo, *, owner: str = "vllm", steers: bool = True) -> None:
+    def __init__(
+        self, answer: Answer = echo, *, owner: str = "vllm", steers: bool = True, root: str = "folder/fake"
+    ) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.answer, self.owner, self.steers = answer, owner, steers
+        self.answer, self.owner, self.steers, self.root = answer, owner, steers, root
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.left = 0
@@ -47,7 +49,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         server = self.server
         found = {
-            "/v1/models": {"data": [{"id": "fake", "owned_by": server.owner, "root": "folder/fake", "max_model_len": 99}]},
+            "/v1/models": {"data": [{"id": "fake", "owned_by": server.owner, "root": server.root, "max_model_len": 99}]},
             "/version": {"version": "0.0.1"},
             **({"/v1/steer": {"defaults": [["reflection_cycle", {}]]}} if server.steers else {}),
         }.get(self.path)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llm_steer.engines.base import Engine, Request
+from llm_steer.engines.common import weights_identity
 from llm_steer.errors import SteerError
 
 
@@ -47,3 +49,15 @@ def test_a_batch_holds_requests(requests):
 
     with pytest.raises(SteerError, match=rf"requests\[{len(requests) - 1}\]: got .*; must be a Request"):
         Deaf().run(requests)
+
+
+@pytest.mark.parametrize("size", [1000, 5 << 20])
+def test_weights_changed_in_place_are_others(tmp_path: Path, size: int) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(bytes(size))
+    before = weights_identity(tmp_path)
+    assert weights_identity(tmp_path) == before
+    file.write_bytes(bytes([1]) * size)
+    assert weights_identity(tmp_path).keys() == before.keys() == {"weights"}
+    assert weights_identity(tmp_path) != before
+    assert weights_identity("owner/on-the-hub") == weights_identity("") == {}

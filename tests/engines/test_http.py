@@ -132,6 +132,31 @@ def test_the_work_of_a_dead_server_is_redone(serve: Any) -> None:
     assert len(good.bodies) == 27
 
 
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [({"root": "folder/other"}, "root is folder/other there"), ({"steers": False}, "can steer is False")],
+)
+def test_servers_that_differ_are_refused(serve: Any, options: Any, what: str) -> None:
+    urls = [serve().url, serve(**options).url]
+    with pytest.raises(SteerError, match=f"servers that are alike: {what}"):
+        Engine.from_url(urls).run(questions(4))
+
+
+@pytest.mark.parametrize("status", [401, 403, 429, 502, 503, 504])
+def test_the_work_of_a_server_that_refuses_is_done_by_another(serve: Any, caplog: Any, status: int) -> None:
+    bad, good = serve(lambda body: (status, f"no, {KEY}")), serve(slow(0.01))
+    responses = Engine.from_url([bad.url, good.url], api_key=KEY, parallel=2).run(questions(20))
+    assert [r.text for r in responses] == [f"echo q{i}" for i in range(20)]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{bad.url.removesuffix('/v1')}: status {status}: this server is asked no more"
+    ]
+
+
+def test_the_last_server_s_refusals_are_told(serve: Any) -> None:
+    responses = Engine.from_url([serve(lambda body: (401, "bad key")).url for _ in range(2)]).run(questions(3))
+    assert all("401" in (r.error or "") for r in responses)
+
+
 def test_all_servers_dead(serve: Any) -> None:
     servers = [serve(lambda body: None) for _ in range(2)]
     responses = Engine.from_url([s.url for s in servers], api_key=KEY).run(questions(3))

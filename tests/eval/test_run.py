@@ -317,3 +317,12 @@ def test_thinking_tokens(tiny_tokenizer):
     assert think_tokens(Response(text="a b", tokens=2, token_ids=[9, 9]), tiny_tokenizer) == (2, True)
     assert think_tokens(Response(text="a" * 12 + "</think>" + "b" * 20, tokens=100), None) == (50, False)
     assert think_tokens(Response(text="no marker", tokens=3), None) == (0, False)
+
+
+def test_a_folder_does_not_take_other_answers_to_its_problems(tmp_path):
+    c = config(tmp_path)
+    run(c, FakeEngine())
+    rows = Path(c.data["sums"])
+    rows.write_text(rows.read_text().replace('"sum": 13', '"sum": 99').replace('"sum": 14', '"sum": 99'))
+    with pytest.raises(SteerError, match=r"problem [0-4] of sums was graded in the same way: gold was"):
+        run(c, FakeEngine())

@@ -6,12 +6,14 @@ import json
 import math
 import statistics as plain
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from llm_steer.eval.compare import compare
 from llm_steer.eval.config import RunConfig
 from llm_steer.eval.grade import regrade
+from llm_steer.eval.report import markdown
 from llm_steer.eval.run import run
 from llm_steer.eval.store import Folder
 from llm_steer.eval.summary import summarize
@@ -134,6 +136,8 @@ def test_runs_against_each_other(folder, tmp_path):
     assert shared["difference"]["value"] < 0
     assert not math.isnan(shared["difference"]["low"])
     assert str(folder) in text
+    with pytest.raises(SteerError, match="each folder once"):
+        compare([folder, folder])
     with pytest.raises(SteerError, match="at least two"):
         compare([folder])
 
@@ -146,3 +150,23 @@ def test_a_run_that_goes_on(tmp_path):
     run(RunConfig(**given), FakeEngine(lambda r: Response(finish="error", error="down")))
     (task,) = summarize(Path(given["out"])).tasks
     assert (task.problems, task.scores[0].answers, task.scores[0].missing) == (6, 3, 9)
+
+
+def test_a_run_that_shares_no_problem_is_told(folder, tmp_path):
+    """Also where the first run has methods of its own to compare."""
+    other = tmp_path / "other"
+    other.mkdir()
+    given = sums(other, 8)
+    rows = Path(given["data"]["sums"])
+    rows.write_text(rows.read_text().replace('"a": ', '"a": 9'))
+    run(RunConfig(**given), FakeEngine())
+    with pytest.raises(SteerError, match="asked some of the problems"):
+        compare([folder, Path(given["out"])])
+
+
+def test_what_a_run_could_have_seen_holds_for_every_method(folder):
+    task = summarize(folder).tasks[0]
+    one = task.against[0]
+    others = [replace(one, accuracy=replace(one.accuracy, detectable=d)) for d in (0.02, 0.11, math.nan)]
+    (line,) = [line for line in markdown.seen(replace(task, against=others)) if "could have seen" in line]
+    assert "a difference of 11.0 points in every comparison" in line

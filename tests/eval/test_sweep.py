@@ -59,9 +59,22 @@ def test_other_tasks_to_report_on(tmp_path):
     with pytest.raises(SteerError, match="6 are in both"):
         sweep(plan, FakeEngine(answer))
     other.write_text(other.read_text().replace("'{{a}}+{{b}}'", "'0{{a}}+{{b}}'"))
+    with pytest.raises(SteerError, match="6 are in both"):  # the same problems in another prompt
+        sweep(plan, FakeEngine(answer))
+    rows = Path(data["others"])
+    rows.write_text(rows.read_text().replace('"a": ', '"a": 9').replace('"sum": ', '"sum": 9'))
     summary = sweep(plan, FakeEngine(answer))
     assert [task.name for task in summary.tasks] == ["others"]
     assert summary.tasks[0].problems == 12
+
+
+@pytest.mark.parametrize("share", [0.25, 0.75])
+def test_another_share_in_the_same_folder(tmp_path, share):
+    config = RunConfig(**sums(tmp_path, 30))
+    grids = {"reflection_cycle": {"amplitude": [1]}}
+    sweep(Plan(config, grids), FakeEngine(answer))
+    with pytest.raises(SteerError, match="split its problems otherwise"):
+        sweep(Plan(config, grids, share=share), FakeEngine(answer))
 
 
 def test_nothing_is_chosen_while_answers_are_missing(tmp_path):
@@ -96,7 +109,7 @@ def test_a_problem_s_half_depends_on_nothing_but_its_words():
 def test_splits_without_problems():
     items = tasks.load(tasks.find("testbed_arithmetic"), limit=3).items
     with pytest.raises(SteerError, match="problems are left"):
-        refuse_overlap(items, [])
+        refuse_overlap({item.words: item.id for item in items}, {})
 
 
 def test_grids():
