@@ -13,12 +13,12 @@ from collections.abc import Callable
 
 import torch
 from llm_steer.plugins.activation_reasoning.concepts import Dictionary, feature_concept
-from llm_steer.plugins.activation_reasoning.detection import Scorer
 from llm_steer.plugins.activation_reasoning.logic import RuleSet
 from llm_steer.plugins.activation_reasoning.logic.closed import derive
 from llm_steer.plugins.activation_reasoning.logic.reasoner import PackedReasoner, SlotLimits, SlotReasoner
 from llm_steer.plugins.activation_reasoning.logic.schedule import schedule
 from llm_steer.plugins.activation_reasoning.sae import Features
+from llm_steer.plugins.activation_reasoning.scoring import Scorer
 from measuring import Summary, in_words, machine, print_json, say, table
 
 CPU = torch.device("cpu")

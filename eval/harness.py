@@ -1,15 +1,38 @@
-"""lm-evaluation-harness (0.4.13) on our engines: its tasks, its prompts and its grading, our steering."""
+"""Other harnesses on our engines. Here lm-evaluation-harness (0.4.13): its tasks, its prompts and its grading, our steering;
+Inspect AI is in ``inspect_provider.py``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from llm_steer.eval.config import RunConfig
+from llm_steer.eval.methods import Method, parse_methods, split
+
 from llm_steer.engines.base import Engine, Request, Sampling
 from llm_steer.errors import SteerError, UnsupportedError
 
 MAX_TOKENS = 2048
 """Where a task does not say."""
+
+
+def run_for(model: str, steer: str, engine: str, **fields: Any) -> tuple[RunConfig, Method]:
+    """What another harness, which brings its own tasks, runs on.
+
+    Args:
+        steer: ``none``, or ``NAME:key=value,key=value``.
+        fields: of :class:`~llm_steer.eval.config.RunConfig`.
+
+    Raises:
+        SteerError: several methods, one that is no plugin, another engine.
+    """
+    if engine not in ("hf", "vllm"):
+        raise SteerError("engine", engine, "hf or vllm")
+    (method, *others) = parse_methods(split(steer))
+    if others or method.loop:
+        raise SteerError("steer", steer, "one method that steers, or none")
+    config: dict[str, Any] = {"model": model, "tasks": ["-"], "out": "-", "engine": engine, **fields}
+    return RunConfig(**config), method
 
 
 def evaluate(

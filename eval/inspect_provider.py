@@ -29,18 +29,15 @@ from inspect_ai.model import (
     modelapi,
 )
 from inspect_ai.tool import ToolChoice, ToolInfo
-from llm_steer.eval.config import RunConfig
 from llm_steer.eval.engine import open_engine
-from llm_steer.eval.methods import parse_methods, split
+from llm_steer.eval.harness import MAX_TOKENS, run_for
 
 from llm_steer.engines.base import Engine, Request, Response, Sampling
 from llm_steer.errors import SteerError
 
-MAX_TOKENS = 2048
-"""Where a task does not say."""
 GATHER = 0.05
 """Seconds that the first request of a batch waits for others."""
-ENGINE_FIELDS = ("engine", "batch_size", "dtype", "device")
+RUN_FIELDS = ("batch_size", "dtype", "device")
 """Model arguments that are fields of :class:`~llm_steer.eval.config.RunConfig`; the others are the engine's own."""
 REFUSED = {
     "num_choices": 1, "best_of": 1, "frequency_penalty": 0.0, "presence_penalty": 0.0, "logit_bias": {}, "logprobs": False,
@@ -111,17 +108,11 @@ class Steered(ModelAPI):  # type: ignore[misc]
         super().__init__(model_name, base_url, api_key, [], config)
         if base_url:
             raise SteerError("base_url", base_url, "left out: a server is asked by Inspect's own provider openai-api")
-        steer = model_args.pop("steer", "none")
+        steer: Any = model_args.pop("steer", "none")
         steer = ",".join(map(str, steer)) if isinstance(steer, list) else str(steer)  # Inspect splits at commas
-        method, *others = parse_methods(split(steer))
-        if others or method.loop:
-            raise SteerError("steer", steer, "one method that steers, or none")
-        fields = {name: model_args.pop(name) for name in ENGINE_FIELDS if name in model_args}
-        if fields.get("engine", "hf") not in ("hf", "vllm"):
-            raise SteerError("engine", fields["engine"], "hf or vllm")
-        chosen = {"engine": "hf", **fields, "engine_args": model_args}
-        self.method = method
-        self.run = RunConfig(model=model_name, tasks=["-"], out="-", **chosen)
+        engine = str(model_args.pop("engine", "hf"))
+        fields = {name: model_args.pop(name) for name in RUN_FIELDS if name in model_args}
+        self.run, self.method = run_for(model_name, steer, engine, **fields, engine_args=model_args)
 
     @cached_property
     def together(self) -> Together:

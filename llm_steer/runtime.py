@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from llm_steer.errors import UnsupportedError
 from llm_steer.markers import Markers
 from llm_steer.plugin import Context, Plugin, Rows, Tokens
 from llm_steer.spec import Spec
@@ -208,6 +209,21 @@ def _only(items: _T, members: torch.Tensor, nobody: int) -> _T:
     if isinstance(items, Rows):
         changed["live"] = items.live & mine
     return replace(items, **changed)
+
+
+def refuse_unknown_prompt(spec: Spec) -> None:
+    """For a request whose prompt, or a part of it, comes without token ids.
+
+    Raises:
+        UnsupportedError: a plugin goes by them.
+    """
+    for steer in spec:
+        if steer.params.needs_prompt_ids():
+            raise UnsupportedError(
+                f"{steer.name} goes by the prompt's tokens, such as one that opens a think span, and parts of this prompt "
+                "have no ids: give token ids beside embeddings or a cache, count from the output (origin='output', where "
+                "the method has it), or turn steering off"
+            )
 
 
 def replay(spec: Spec, markers: Markers, vocab_size: int, prompt_ids: list[int], output_ids: list[int]) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from llm_steer.cli.common import Json, output
-from llm_steer.errors import MissingDependencyError, SteerError
+from llm_steer.errors import MissingDependencyError
 
 
 def lm_eval(
@@ -26,19 +26,12 @@ def lm_eval(
     """Run tasks of lm-evaluation-harness that generate text, steered."""
     if find_spec("lm_eval") is None:
         raise MissingDependencyError("lm-eval", "lm-eval", "llm-steer lm-eval")
-    if engine not in ("hf", "vllm"):
-        raise SteerError("--engine", engine, "hf or vllm")
     with output(json) as out:
-        from llm_steer.eval.config import RunConfig
         from llm_steer.eval.engine import open_engine
-        from llm_steer.eval.harness import evaluate
-        from llm_steer.eval.methods import parse_methods, split
+        from llm_steer.eval.harness import evaluate, run_for
 
-        (method, *others) = parse_methods(split(steer))
-        if others or method.loop:
-            raise SteerError("--steer", steer, "one method that steers, or none")
-        fields: dict[str, Any] = {"model": model, "tasks": ["-"], "out": "-", "engine": engine, "batch_size": batch_size}
-        opened, tokenizer = open_engine(RunConfig(**fields), [method])
+        config, method = run_for(model, steer, engine, batch_size=batch_size)
+        opened, tokenizer = open_engine(config, [method])
         found = evaluate(
             opened, tokenizer, method.steer, tasks.split(","), limit=limit, seed=seed, include_path=include_path, chat=chat
         )

@@ -15,7 +15,7 @@ from transformers import LogitsProcessor
 from llm_steer.errors import SteerError, UnsupportedError
 from llm_steer.markers import NO_ID, Markers
 from llm_steer.plugin import Plugin, Tokens
-from llm_steer.runtime import Runtime, replay
+from llm_steer.runtime import Runtime, refuse_unknown_prompt, replay
 from llm_steer.spec import Spec
 from llm_steer.tracking import RING
 
@@ -116,7 +116,9 @@ class Call:
         real = torch.ones(self.rows, fed, dtype=torch.bool, device=device) if mask is None else mask.to(device).bool()
         self._before = real.shape[1] - self.width
         self._prompts = [ids[mask] for ids, mask in zip(self._pad(input_ids).cpu(), real.cpu(), strict=True)]
-        self._check_known()
+        if self._before:  # columns without ids
+            for asked, prompt in zip(self.specs, self._prompts, strict=True):
+                refuse_unknown_prompt(asked if bool((prompt == NO_ID).any()) else ())
         self._prompt_len = real.sum(1)
         self._position = (real.cumsum(1) - 1).masked_fill_(~real, 0)
         self._steers = torch.tensor([bool(spec) for spec in self.specs], device=device)
@@ -254,15 +256,6 @@ class Call:
         for row, spec in enumerate(self.specs):
             if spec:
                 runtime.admit(row, spec, self._prompts[row])
-
-    def _check_known(self) -> None:
-        for steers, prompt in zip(self.specs, self._prompts, strict=True):
-            if bool((prompt == NO_ID).any()) and (needs := [s.name for s in steers if s.params.needs_prompt_ids()]):
-                raise UnsupportedError(
-                    f"{needs[0]} goes by the prompt's tokens, such as one that opens a think span, and parts of this prompt "
-                    "have no ids: give input_ids beside inputs_embeds or the cache, count from the output (origin='output', "
-                    'where the method has it), or pass steer="off"'
-                )
 
     def _pad(self, ids: torch.Tensor) -> torch.Tensor:
         """``ids`` from column 0 on, with the columns below."""

@@ -134,9 +134,10 @@ class Concept:
     def score(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., hidden_size]`` -> ``[...]``."""
         if self.tversky is not None:
-            code = self.features(x) if self.code is None else self.code(x)[..., list(self.indices)]
-            shared = (code > 0).float().sum(-1)
-            active = shared if self.code is None else (self.code(x) > 0).float().sum(-1)
+            code = self.features(x) if self.code is None else self.code(x)
+            on = (code > 0).float()
+            shared = (on if self.code is None else on[..., list(self.indices)]).sum(-1)
+            active = shared if self.code is None else on.sum(-1)
             return similarity(shared, active, len(self.weights), self.tversky.alpha, self.tversky.beta)
         values = self.values(x)
         return self.tree.score(values) if self.tree else values @ self.weights

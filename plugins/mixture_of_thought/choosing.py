@@ -25,18 +25,8 @@ _SIGNS = str.maketrans({"−": "-", "–": "-", "—": "-", "’": "'", "‘": "
 
 _SYNONYMS = ("unknown", "undetermined", "undeterminable", "indeterminate", "undecided", "inconclusive")
 _NEGATIONS = {"not", "never", "neither", "nor", "cannot", "no", "hardly"}
-_REJECTED = {
-    "wrong",
-    "incorrect",
-    "impossible",
-    "refuted",
-    "rejected",
-    "excluded",
-    "eliminated",
-    "ruled",
-    "out",
-    "untenable",
-}
+_REJECTED = {"wrong", "incorrect", "impossible", "refuted", "rejected", "excluded", "eliminated", "ruled", "out",
+             "untenable"}  # fmt: skip
 _AUXILIARIES = {"is", "are", "was", "were", "be", "been", "being", "has", "have", "had", "must", "can", "could", "would",
                 "does", "do", "did", "clearly", "also", "therefore", "thus"}  # fmt: skip
 _SUPPOSED = {"if", "unless", "would", "could", "might", "may", "maybe", "perhaps", "possibly", "suppose", "supposing",

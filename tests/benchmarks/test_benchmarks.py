@@ -63,16 +63,14 @@ def test_reflection_testbed():
         (0.800, 0.960, "not met"),
     ],
 )
-def test_the_verdict_on_an_interval(monkeypatch, low, high, verdict):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import vllm_throughput
+def test_the_verdict_on_an_interval(script, low, high, verdict):
+    vllm_throughput = script("vllm_throughput")
 
     assert vllm_throughput.verdict(low, high) == verdict
 
 
-def test_time_in_hooks_leaves_out_what_they_call(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import vllm_throughput
+def test_time_in_hooks_leaves_out_what_they_call(script, monkeypatch):
+    vllm_throughput = script("vllm_throughput")
 
     now = 0.0
 
@@ -97,9 +95,8 @@ def test_time_in_hooks_leaves_out_what_they_call(monkeypatch):
     assert clock.seconds == 4
 
 
-def test_the_interval_holds_the_median_and_narrows(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import measuring
+def test_the_interval_holds_the_median_and_narrows(script):
+    measuring = script("measuring")
 
     few, many = ([1 + 0.01 * (i % 7 - 3) for i in range(count)] for count in (14, 700))
     for values in (few, many):

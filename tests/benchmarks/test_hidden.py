@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def hidden(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import vllm_hidden
-
-    return vllm_hidden
+def hidden(script: Callable[[str], Any]) -> Any:
+    return script("vllm_hidden")
 
 
 def test_distinct_configurations(hidden: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +14,18 @@ from llm_steer.eval.testbed.grading import boxed, executed
 from llm_steer.eval.testbed.recipes import RECIPES
 from llm_steer.eval.testbed.traces import Mix, write
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 CLEAN = Mix(slip=(0, 0, 0), recheck=0.3, spoil=0, stop_early=0, storm=0)
 COUNT = 40
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import mixture_testbed
-
-    return mixture_testbed
+def bench(script: Callable[[str], Any]) -> Any:
+    return script("mixture_testbed")
 
 
 @pytest.fixture
-def checks(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import mixture_checks
-
-    return mixture_checks
+def checks(script: Callable[[str], Any]) -> Any:
+    return script("mixture_checks")
 
 
 def traces(modality: str, mix: Mix, count: int = COUNT) -> list[Any]:

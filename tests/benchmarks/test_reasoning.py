@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,15 @@ from llm_steer.plugins.activation_reasoning.find import Encoded
 from llm_steer.plugins.activation_reasoning.logic import RuleSet
 from llm_steer.plugins.activation_reasoning.logic.formula import Literal
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+@pytest.fixture
+def concepts(script: Callable[[str], Any]) -> Any:
+    return script("concepts")
 
 
 @pytest.fixture
-def concepts(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import concepts
-
-    return concepts
-
-
-@pytest.fixture
-def ontology(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import ontology
-
-    return ontology
+def ontology(script: Callable[[str], Any]) -> Any:
+    return script("ontology")
 
 
 def test_steering_is_compared_at_equal_norm_and_at_equal_perplexity(concepts: Any) -> None:

@@ -143,5 +143,10 @@ def test_a_model_of_two_stacks_takes_the_path():
         model = Qwen2_5OmniForConditionalGeneration(config)
     with pytest.raises(UnsupportedError, match="layers_path"):
         find_layers(model)
-    path = "thinker.model.layers"
+    # model.thinker.model.layers in transformers 5.19, model.thinker.model.language_model.layers in 5.24
+    (path,) = (
+        name
+        for name, module in model.thinker.named_modules(prefix="thinker")
+        if isinstance(module, torch.nn.ModuleList) and "DecoderLayer" in type(module[0]).__name__
+    )
     assert find_layers(model, path) is model.get_submodule(path)

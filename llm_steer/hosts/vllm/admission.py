@@ -25,7 +25,7 @@ from llm_steer.hosts.vllm import compat, declared
 from llm_steer.hosts.vllm.declared import DEFAULTS
 from llm_steer.markers import Markers
 from llm_steer.plugin import Context, Plugin
-from llm_steer.runtime import Runtime
+from llm_steer.runtime import Runtime, refuse_unknown_prompt
 from llm_steer.spec import Spec
 
 CLASS_PATH = re.compile(r"[\w.]+:[\w.]+")
@@ -219,6 +219,13 @@ class Admission:
         return Runtime(context, self._declared.markers or Markers(), self._declared.residual)
 
 
+def of_app(app: Any) -> Admission | None:
+    """Of an API server's application."""
+    client = getattr(getattr(app, "state", None), "engine_client", None)
+    found: Admission | None = getattr(getattr(client, "input_processor", None), "llm_steer", None)
+    return found
+
+
 def worker_context(model_config: Any, num_slots: int, device: torch.device, told: declared.Declared) -> Context:
     """What plugins are built with on this engine."""
     context = Context(num_slots, device, model_config.get_vocab_size())
@@ -356,13 +363,10 @@ def _around_process_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
                 raise VLLMValidationError(str(error), parameter=spec.PREFIX) from error
         request = original(self, request_id, prompt, params, *args, **kwargs)
         stamp = read_stamp(params) if getattr(request, "prompt_embeds", None) is not None else None
-        for steer in spec.from_wire(stamp["plugins"]) if stamp else ():
-            if steer.params.needs_prompt_ids():
-                raise VLLMValidationError(
-                    f"{steer.name} goes by the prompt's tokens, such as one that opens a think span, which embeddings "
-                    "do not tell: count from the output (origin='output', where the method has it), or turn steering off",
-                    parameter=spec.PREFIX,
-                )
+        try:
+            refuse_unknown_prompt(spec.from_wire(stamp["plugins"]) if stamp else ())
+        except UnsupportedError as error:
+            raise VLLMValidationError(str(error), parameter=spec.PREFIX) from error
         return request
 
     return process_inputs

@@ -61,7 +61,7 @@ class SteerMiddleware:
                     if vote := voting.find(body, scope["path"]):
                         await voting.answer(self, scope, receive, send, *vote)
                         return
-                    _check_body(body, scope["path"], _front_end(scope.get("app")))
+                    _check_body(body, scope["path"], admission.of_app(scope.get("app")))
             except (SteerError, UnsupportedError) as error:
                 await _send_json(send, 400, _refusal(error))
                 return
@@ -202,15 +202,10 @@ def _fits_xargs(value: Any) -> bool:
     return all(isinstance(item, str | int | float) for item in _items(value))
 
 
-def _front_end(app: Any) -> admission.Admission | None:
-    client = getattr(getattr(app, "state", None), "engine_client", None)
-    return getattr(getattr(client, "input_processor", None), "llm_steer", None)
-
-
 async def _artifacts(scope: Message, receive: Receive) -> tuple[int, Any]:
     app = scope["app"]
     body = b"" if scope["method"] == "GET" else (await _read(receive))[0]
-    if (front_end := _front_end(app)) is not None:
+    if (front_end := admission.of_app(app)) is not None:
         try:
             client = app.state.engine_client
             said = await artifacts.answer(scope["method"], scope["path"].rstrip("/"), body, client, front_end)
@@ -227,7 +222,7 @@ def _refusal(error: SteerError | UnsupportedError) -> dict[str, Any]:
 
 
 def _status(app: Any) -> dict[str, Any]:
-    front_end = _front_end(app)
+    front_end = admission.of_app(app)
     return front_end.status() if front_end else {}
 
 

@@ -24,6 +24,7 @@ from llm_steer.engines.ballot import Ballot, Voter, voter_of
 from llm_steer.engines.base import Response
 from llm_steer.engines.common import Gathered, response_of
 from llm_steer.errors import SteerError
+from llm_steer.hosts.vllm import admission
 from llm_steer.plugin import Plugin
 
 Message = MutableMapping[str, Any]
@@ -370,9 +371,7 @@ async def _ask(app: App, scope: Message, body: bytes) -> tuple[int, Any]:
 
 def _check_steering(scope: Message, body: Mapping[str, Any]) -> None:
     """What the front end would refuse when the first requests run already."""
-    from llm_steer.hosts.vllm.server import _front_end
-
-    if (front_end := _front_end(scope.get("app"))) is not None:
+    if (front_end := admission.of_app(scope.get("app"))) is not None:
         front_end.read(body.get("vllm_xargs") or {})
 
 

@@ -25,10 +25,11 @@ from ar_cases import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llm_steer.plugins.activation_reasoning.concepts import Dictionary, Tree, Tversky, feature_concept
-from llm_steer.plugins.activation_reasoning.detection import Detector, Scorer
+from llm_steer.plugins.activation_reasoning.detection import Detector
 from llm_steer.plugins.activation_reasoning.program import Detected
 from llm_steer.plugins.activation_reasoning.sae import Code, Features
 from llm_steer.plugins.activation_reasoning.scan import Runs, ordered, unordered
+from llm_steer.plugins.activation_reasoning.scoring import Scorer
 
 SLOTS = 4
 
