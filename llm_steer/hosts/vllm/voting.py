@@ -232,16 +232,16 @@ class _Poll:
             body["max_tokens"] = min(body["max_tokens"], rooms[json.dumps(body["messages"])] or body["max_tokens"])
 
     async def _room(self, body: Mapping[str, Any]) -> int | None:
-        """Tokens that the model can generate behind a prompt; None if that is not known, or there is no room."""
+        """Tokens that the model can generate behind a prompt, at least 1: vLLM says of a prompt that is too long that it is.
+        None if that is not known."""
         fields = ("model", "messages", "chat_template_kwargs", "chat_template")
         asked = json.dumps({name: body[name] for name in fields if name in body}).encode()
         path = self.scope["path"].rstrip("/").removesuffix(PATH) + TOKENIZE
         scope = {**_scope(self.scope, 0, len(asked)), "path": path, "raw_path": path.encode()}
         status, content = await _ask(self.app, scope, asked)
-        if status != 200 or not isinstance(content, dict):
+        if status != 200 or not isinstance(content, dict) or "max_model_len" not in content:
             return None
-        room = content.get("max_model_len", 0) - content.get("count", 0)
-        return room if room > 0 else None  # else vLLM says that the prompt is too long
+        return max(content["max_model_len"] - content["count"], 1)
 
     def _check_cost(self) -> None:
         most = _number(TOKENS, MOST_TOKENS)

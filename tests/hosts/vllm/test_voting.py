@@ -40,6 +40,7 @@ class FakeApp:
         self.headers: list[dict[bytes, bytes]] = []
         self.given_up = 0
         self.counted: list[Any] = []
+        self.room = 1024
         """What was asked how many tokens it has."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -49,7 +50,7 @@ class FakeApp:
         assert int(headers[b"content-length"]) == len(message["body"])
         if scope["path"] == "/tokenize":
             self.counted.append(body["messages"])
-            data = json.dumps({"count": 24 + len(self.counted), "max_model_len": 1024}).encode()
+            data = json.dumps({"count": 24 + len(self.counted), "max_model_len": self.room}).encode()
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": data})
             return
@@ -334,6 +335,15 @@ def test_without_max_tokens_the_model_s_room_counts(given: dict[str, Any], monke
     app = FakeApp(natural="A", code="A", table="A")
     assert ask(app, {**MOT, "steer_early": 0})[0] == 200
     assert not app.counted
+
+
+def test_where_there_is_no_room_vllm_is_asked_all_the_same() -> None:
+    """Its answer is that the prompt is too long, and not about a max_tokens that nobody sent."""
+    app = FakeApp(natural="A", code="A", table="A")
+    app.room = 20
+    body = {key: value for key, value in BODY.items() if key != "max_tokens"}
+    assert post(app, {**body, "vllm_xargs": {**MOT, "steer_early": 0}})[0] == 200
+    assert [b["max_tokens"] for b in app.bodies] == [1, 1, 1]
 
 
 def test_seeds_stay_in_range() -> None:
