@@ -241,7 +241,8 @@ class _Poll:
         status, content = await _ask(self.app, scope, asked)
         if status != 200 or not isinstance(content, dict) or "max_model_len" not in content:
             return None
-        return max(content["max_model_len"] - content["count"], 1)
+        most, used = int(content["max_model_len"]), int(content["count"])
+        return max(most - used, 1)
 
     def _check_cost(self) -> None:
         most = _number(TOKENS, MOST_TOKENS)
