@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from textwrap import wrap
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
@@ -60,7 +60,6 @@ def preview(
 
 def parameters(name: str, arguments: list[str]) -> tuple[Any, Any]:
     """The plugin, and its parameters from ``NAME:...`` and from options (``--amplitude 5``, ``--leading-space``)."""
-    from llm_steer.formats import from_json, from_option
     from llm_steer.spec import build, parse_option
 
     bare, colon, _ = name.partition(":")
@@ -85,8 +84,23 @@ def parameters(name: str, arguments: list[str]) -> tuple[Any, Any]:
             if parameter.annotation is not bool:
                 raise SteerError(option, "", f"followed by a value: {option} VALUE")
             text = "true"
-        fields[key] = from_json(text, f"--{key}") if text[:1] in ("[", "{") else from_option(text)
+        fields[key] = _value(parameter.annotation, text, f"--{key}")
     return plugin, build(plugin, fields, "--")
+
+
+def _value(annotation: Any, text: str, option: str) -> Any:
+    """Of an option's text: JSON, a list's items with commas between them (``--words Wait,But``), or one plain value."""
+    from llm_steer.formats import from_json, from_option
+
+    if text[:1] in ("[", "{"):
+        return from_json(text, option)
+    if _may_be_list(annotation):
+        return [from_option(item) for item in text.split(",")]
+    return from_option(text)
+
+
+def _may_be_list(annotation: Any) -> bool:
+    return get_origin(annotation) is list or any(map(_may_be_list, get_args(annotation)))
 
 
 def save(curve: dict[str, Any], title: str, path: Path) -> None:

@@ -222,3 +222,14 @@ def test_any_plugin_can_offer_one(cli, register):
     document = cli("preview", "stairs", "--json").document
     assert document["delta"] == [0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
     assert "stairs" in cli("preview", "stairs", "--length", "4").out
+
+
+def test_lists_are_json_or_have_commas_between_their_items(cli):
+    def params(*options):
+        return cli("preview", "reflection_cycle", *options, "--length", "8", "--json").document["params"]
+
+    written = {"words": ["Wait", "But"], "token_ids": [3, 5]}
+    assert params("--words", "Wait,But", "--token-ids=3,5") == written
+    assert params("--words", '["Wait", "But"]', "--token-ids", "[3, 5]") == written
+    assert params("--window", "[[0, 100]]") == {"window": [[0, 100]]}
+    assert params("--words", "Wait") == {"words": ["Wait"]}
