@@ -36,7 +36,7 @@ class Recorder(Plugin[Params]):
     def logits(self, logits: torch.Tensor, rows: Rows) -> None:
         slot = torch.where(rows.live & (rows.output_position >= 0), rows.slot, self.context.nobody)
         column = rows.output_position.clamp(0, self._confidence.shape[1] - 1)
-        self._confidence[slot, column] = (logits.amax(1) - logits.logsumexp(1)).exp()
+        self._confidence[slot, column] = logits.softmax(1).amax(1)
 
     def finish(self, slot: int, tokens: Tokens, rows: Rows) -> dict[str, Any]:
         return {

@@ -149,7 +149,7 @@ class Rebalance(Plugin[RebalanceParams]):
         return (gain[:, None] * self.bank.vectors[self._row[slot]]).to(hidden.device, hidden.dtype)
 
     def logits(self, logits: torch.Tensor, rows: Rows) -> None:
-        confidence = (logits.amax(1) - logits.logsumexp(1)).exp().double()
+        confidence = logits.softmax(1).amax(1).double()
         awaited = rows.live & self._flag["steers"][rows.slot]
         awaited &= (rows.output_position == self._next[rows.slot]) & (rows.output_position != self._measured[rows.slot])
         # Rows of which nothing is kept write to nobody.
