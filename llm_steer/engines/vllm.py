@@ -79,7 +79,7 @@ class VLLMEngine(Engine):
             stop=list(sampling.stop),
             ignore_eos=sampling.ignore_eos,
             logprobs=0 if request.logprob else None,
-            output_kind=RequestOutputKind.DELTA,
+            output_kind=RequestOutputKind.FINAL_ONLY,  # vLLM builds no output of a request that nobody reads
             extra_args=extra or None,
         )
         running = _Running(index, len(ids), request.trace, stream)
@@ -98,49 +98,46 @@ class VLLMEngine(Engine):
                 for output in self._engine.step():
                     if (running := self._running.get(output.request_id)) is None:
                         continue
-                    running.add(output)
-                    if output.finished:
-                        del self._running[output.request_id]
+                    del self._running[output.request_id]
+                    running.end(output)
 
     def abort(self, names: Sequence[str]) -> None:
         with self._lock:
             names = [name for name in names if name in self._running]
+            for name in names:
+                self._running.pop(name).end(self._so_far(name))
             if names:
                 self._engine.abort_request(names)
-            for name in names:
-                self._running.pop(name).end("abort")
+
+    def _so_far(self, name: str) -> Any:
+        """vLLM's output of a request that is about to be aborted: it makes none by itself."""
+        from vllm.v1.engine import FinishReason
+
+        processor = self._engine.output_processor
+        (internal,) = processor.external_req_ids[name]
+        return processor.request_states[internal].make_request_output([], None, FinishReason.ABORT, None)
 
 
 class _Running:
-    """A request in the engine, and what it has generated so far."""
+    """A request in the engine."""
 
     def __init__(self, index: int, prompt_tokens: int, trace: bool, stream: _Stream) -> None:
         self.index, self.prompt_tokens, self.trace, self.stream = index, prompt_tokens, trace, stream
         self.began = time.perf_counter()
-        self.text: list[str] = []
-        self.ids: list[int] = []
-        self.logprob: float | None = None
 
-    def add(self, output: Any) -> None:
-        (part,) = output.outputs
-        self.text.append(part.text)
-        self.ids.extend(part.token_ids)
-        self.logprob = part.cumulative_logprob
-        if output.finished:
-            finish = part.finish_reason if part.finish_reason in ("stop", "length", "abort") else "error"
-            self.end(finish, part.steering if self.trace else None)
-
-    def end(self, finish: Any, steering: Any = None) -> None:
+    def end(self, output: Any) -> None:
+        (whole,) = output.outputs
+        finish = whole.finish_reason if whole.finish_reason in ("stop", "length", "abort") else "error"
         response = Response(
-            text="".join(self.text),
+            text=whole.text,
             finish=finish,
             prompt_tokens=self.prompt_tokens,
-            tokens=len(self.ids),
-            token_ids=self.ids,
-            logprob=self.logprob,
-            steering=steering,
+            tokens=len(whole.token_ids),
+            token_ids=list(whole.token_ids),
+            logprob=whole.cumulative_logprob,
+            steering=whole.steering if self.trace else None,
             seconds=time.perf_counter() - self.began,
-            error=f"vLLM ended the request: {finish}" if finish == "error" else None,
+            error=f"vLLM ended the request: {whole.finish_reason}" if finish == "error" else None,
         )
         self.stream.ready.append((self.index, response))
 

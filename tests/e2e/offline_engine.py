@@ -30,12 +30,13 @@ def main(folder: str, requests: list[dict[str, Any]]) -> dict[str, Any]:
     together = [shown(r) for r in engine.run([request_of(dict(r)) for r in requests])]
     alone = [shown(engine.run([request_of(dict(r))])[0]) for r in requests]
 
-    endless = Request(prompt=[20, 30], sampling=Sampling(max_tokens=200, ignore_eos=True))
+    endless = Request(prompt=[20, 30], sampling=Sampling(max_tokens=200, temperature=0.0, ignore_eos=True))
     short = Request(prompt=[40, 50], sampling=Sampling(max_tokens=3, ignore_eos=True))
-    order = []
+    order, aborted = [], []
     with engine.submit([endless, short, endless]) as stream, engine.submit([short]) as other:
         for index, response in stream:
             order.append([index, response.finish, response.tokens])
+            aborted += [shown(response)] if response.finish == "abort" else []
             stream.abort(0)
             stream.abort(2)
         order.append([3, next(other)[1].finish, 0])
@@ -46,6 +47,8 @@ def main(folder: str, requests: list[dict[str, Any]]) -> dict[str, Any]:
         "together": together,
         "alone": alone,
         "order": order,
+        "aborted": aborted,
+        "unaborted": shown(engine.run([endless])[0]),
         "left": left,
         "identity": engine.identity(),
     }

@@ -84,6 +84,15 @@ def test_streaming_and_abort(result: dict[str, Any]) -> None:
     assert result["left"] is False
 
 
+def test_what_is_aborted_comes_with_what_it_has(result: dict[str, Any]) -> None:
+    whole = result["unaborted"]
+    for part in result["aborted"]:
+        assert part["tokens"] == len(part["token_ids"]) >= 2  # the other request had three by then
+        assert part["token_ids"] == whole["token_ids"][: part["tokens"]]
+        assert part["text"]
+        assert whole["text"].startswith(part["text"])
+
+
 def test_identity(result: dict[str, Any]) -> None:
     identity = result["identity"]
     assert identity["engine"] == "vllm"
