@@ -12,6 +12,8 @@ from llm_steer.eval.grading.graders import VERSION
 from llm_steer.eval.journal import FolderLock
 from llm_steer.eval.store import Folder
 
+from llm_steer.errors import SteerError
+
 
 class Grading:
     """Grades in threads of its own; what takes long runs in niced processes behind them.
@@ -83,10 +85,17 @@ def regrade(path: Path, workers: int = 1) -> list[str]:
     lock = FolderLock(path)
     try:
         before, problems = folder.grades(), folder.problems()
+        kinds = {p["grader"] for p in problems.values()}
+        if unknown := kinds - GRADERS.keys():
+            raise SteerError("folder", str(path), f"graded by {', '.join(GRADERS)}, not by {min(unknown)!r}")
         rows: list[dict[str, Any]] = []
-        with Grading(rows.append, {p["grader"] for p in problems.values()}, workers) as grading:
+        with Grading(rows.append, kinds, workers) as grading:
             for result in folder.results():
-                grading.submit(result["key"], problems[result["task"], result["id"]], result["text"])
+                problem = problems.get((result["task"], result["id"]))
+                if problem is None:
+                    valid = f"a folder whose problems.jsonl has {result['id']!r} of {result['task']}, which an answer is to"
+                    raise SteerError("folder", str(path), valid)
+                grading.submit(result["key"], problem, result["text"])
             grading.finish()
         folder.replace_grades(rows)
         return [row["key"] for row in rows if before.get(row["key"], {}).get("correct") != row["correct"]]

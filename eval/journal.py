@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -9,9 +10,10 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from llm_steer.errors import SteerError
+from llm_steer.errors import SteerError, shorten
 
 SYNC_SECONDS = 1.0
 """A loss of power can take so much; a kill takes nothing."""
@@ -76,8 +78,11 @@ class Journal:
         return os.read(self._file, end - start).rfind(b"\n")
 
 
-def rows(path: Path) -> Iterator[dict[str, Any]]:
+def rows(path: Path, fields: Mapping[str, Any] = MappingProxyType({})) -> Iterator[dict[str, Any]]:
     """Rows of a journal; a torn last one, which is still being written, is left out.
+
+    Args:
+        fields: what every row has, with the type of each; it may have more.
 
     Raises:
         SteerError: a line is not what a journal holds.
@@ -94,7 +99,21 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
                 raise SteerError(
                     f"{path} line {number}", line.decode(errors="replace"), f"a JSON object ({error})"
                 ) from error
+            if problem := misshapen(row, fields):
+                raise SteerError(f"{path} line {number}", line.decode(errors="replace"), f"a row of this file: {problem}")
             yield row
+
+
+def misshapen(row: Any, fields: Mapping[str, Any]) -> str:
+    """What is wrong with a JSON value that should be an object with these fields; nothing if it is one."""
+    if not isinstance(row, dict):
+        return "it is no JSON object"
+    for name, kind in fields.items():
+        if name not in row:
+            return f"it has no {name!r}"
+        if not isinstance(row[name], kind):
+            return f"its {name!r} is {shorten(row[name], 40)}"
+    return ""
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -114,6 +133,7 @@ class FolderLock:
 
     def __init__(self, folder: Path, rank: int = 0, ranks: int = 1) -> None:
         with _named(folder):
+            self._new = [f for f in (folder, *folder.parents) if not f.exists()]
             folder.mkdir(parents=True, exist_ok=True)
             self._files = [(folder / "lock").open("a")]
             shared = ranks > 1
@@ -128,8 +148,15 @@ class FolderLock:
             raise SteerError("--out", str(folder), "a folder that no other run is writing to") from error
 
     def release(self) -> None:
+        """Let other runs in. A folder that was made for this one and holds nothing is taken away again."""
         for file in self._files:
             file.close()
+        with contextlib.suppress(OSError):
+            if self._new and {p.name for p in self._new[0].iterdir()} == {Path(file.name).name for file in self._files}:
+                for file in self._files:
+                    Path(file.name).unlink()
+                for folder in self._new:
+                    folder.rmdir()
 
 
 def _lock(file: Any, *, shared: bool) -> None:

@@ -18,7 +18,7 @@ from llm_steer.eval.grade import Grading
 from llm_steer.eval.journal import FolderLock, Journal
 from llm_steer.eval.methods import Method, parse_methods, split
 from llm_steer.eval.rows import result_row
-from llm_steer.eval.store import GRADES, PROBLEMS, RESULTS, SESSIONS, Folder
+from llm_steer.eval.store import DROPPED, GRADES, PROBLEMS, RESULTS, SESSIONS, Folder
 
 from llm_steer.engines.base import Engine, Request, Response, Sampling
 from llm_steer.engines.common import digest
@@ -90,13 +90,14 @@ def run(
     Raises:
         SteerError: a task, a method, a file or a folder that is not right; before anything is generated.
     """
-    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank, ranks = place()
     methods = parse_methods([part for m in config.steer for part in (split(m) if isinstance(m, str) else [m])])
     loaded = load_tasks(config)
     folder = Folder(Path(config.out))
     folder.run()  # an old folder is refused before a model is loaded
     lock = FolderLock(folder.path, rank, ranks)
     journals: list[Journal] = []
+    part = "" if ranks == 1 else f"-{rank}"
     try:
         if engine is None:
             from llm_steer.eval.engine import open_engine
@@ -106,7 +107,6 @@ def run(
         document = describe.checked(folder, dict(notes or {}))
         if rank == 0:
             describe.enter(folder, document)
-        part = "" if ranks == 1 else f"-{rank}"
         results, grades, sessions = (Journal(folder.path / f"{name}{part}.jsonl") for name in (RESULTS, GRADES, SESSIONS))
         journals += [results, grades, sessions]
         attempts = describe.attempts()
@@ -129,13 +129,19 @@ def run(
                 grading.submit(row["key"], problems[row["task"], row["id"]], row["text"])
             stream = _generate(engine, todo, continuation.opener_of(tokenizer))
             failed: list[str] = []
-            for attempt, response in progress(stream, len(todo) + len(stored), len(stored)) if progress else stream:
-                if response.finish in ("error", "abort"):
-                    failed.append(response.error or response.finish)
-                    continue
-                row = result_row(attempt, response, tokenizer, session)
-                results.append(row)
-                grading.submit(attempt.key, problems[attempt.task, attempt.item.id], response.text)
+            try:
+                for attempt, response in progress(stream, len(todo) + len(stored), len(stored)) if progress else stream:
+                    if response.finish in ("error", "abort"):
+                        failed.append(response.error or response.finish)
+                        continue
+                    row = result_row(attempt, response, tokenizer, session)
+                    results.append(row)
+                    grading.submit(attempt.key, problems[attempt.task, attempt.item.id], response.text)
+            finally:
+                if dropped := engine.dropped():
+                    journals.append(Journal(folder.path / f"{DROPPED}{part}.jsonl"))
+                    for text in dropped:
+                        journals[-1].append({"session": session, "text": text})
             grading.finish()
         complete = wanted <= folder.grades().keys()
         return Outcome(len(todo) - len(failed), len(stored), failed, complete)
@@ -143,6 +149,11 @@ def run(
         for journal in journals:
             journal.close()
         lock.release()
+
+
+def place() -> tuple[int, int]:
+    """This process's rank, and how many share the run: what ``accelerate launch`` and ``torchrun`` say."""
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
 def load_tasks(config: RunConfig) -> list[tasks.Loaded]:
@@ -280,7 +291,7 @@ class Description:
         }
 
 
-_OURS = re.compile(r"lock(-\d+)?|run\.json\.new|(results|grades|sessions)-\d+\.jsonl")
+_OURS = re.compile(r"lock(-\d+)?|run\.json\.new|(results|grades|sessions|dropped)-\d+\.jsonl")
 """What the other processes of a new run may have put into its folder before the first one writes ``run.json``."""
 
 
@@ -345,7 +356,9 @@ def tqdm_progress(stream: Iterable[Any], total: int, before: int) -> Iterable[An
     from tqdm import tqdm
 
     interval = 0.5 if sys.stderr.isatty() else 30.0
-    return tqdm(stream, total=total, initial=before, unit="answer", mininterval=interval, maxinterval=interval)
+    rank, ranks = place()
+    who = f"process {rank + 1} of {ranks}" if ranks > 1 else None
+    return tqdm(stream, who, total, initial=before, unit="answer", mininterval=interval, maxinterval=interval)
 
 
 def explain_failures(outcome: Outcome) -> None:

@@ -6,6 +6,7 @@
 ``results.jsonl``   each answer, as soon as it is there; ``results-R.jsonl`` of process R where several share the run
 ``grades.jsonl``    the verdict on each, by the answer's key; ``eval regrade`` replaces them
 ``sessions.jsonl``  when each start of the run began
+``dropped.jsonl``   servers that a start stopped asking, and why
 ``report.html``, ``report.md``, ``traces/``
 ================  =====================================================================================================
 """
@@ -17,13 +18,29 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from llm_steer.eval.journal import rows, write_whole
+from llm_steer.eval.journal import misshapen, rows, write_whole
 
 from llm_steer.errors import SteerError
 
 FORMAT = 1
 
-RUN, PROBLEMS, RESULTS, GRADES, SESSIONS = "run.json", "problems.jsonl", "results", "grades", "sessions"
+RUN, PROBLEMS, RESULTS, GRADES, SESSIONS, DROPPED = "run.json", "problems.jsonl", "results", "grades", "sessions", "dropped"
+
+# What is read of each file, with its type.
+_RUN_FIELDS = {"model": str, "engine": dict, "seed": int, "samples": int, "tasks": dict, "methods": dict, "notes": dict}
+_PROBLEM_FIELDS = {
+    **dict.fromkeys(("task", "id", "gold", "grader", "thinking", "fingerprint"), str),
+    **{"level": str | None, "options": list, "labels": dict, "messages": list},
+}
+_RESULT_FIELDS = {
+    **dict.fromkeys(("key", "task", "id", "method", "finish", "text"), str),
+    **dict.fromkeys(("sample", "tokens", "think_tokens", "reflections", "session"), int),
+    **dict.fromkeys(("seconds", "at"), int | float),
+    **{"think_exact": bool, "steering": dict | None},
+}
+_GRADE_FIELDS = {"key": str, "answer": str | None, "value": str | None, "correct": bool, "how": str, "version": int}
+_DROPPED_FIELDS = {"session": int, "text": str}
+_SESSION_FIELDS = {"session": int, "rank": int, "began": int | float}
 
 
 class Folder:
@@ -43,6 +60,8 @@ class Folder:
         if not isinstance(run, dict) or run.get("format") != FORMAT:
             found = run.get("format") if isinstance(run, dict) else None
             raise SteerError(str(self.path), found, f"a folder of format {FORMAT}: this run was written by another version")
+        if problem := misshapen(run, _RUN_FIELDS):
+            raise SteerError(str(self.path / RUN), None, f"what a run wrote: {problem}")
         return run
 
     def needed(self) -> dict[str, Any]:
@@ -53,22 +72,25 @@ class Folder:
         return run
 
     def problems(self) -> dict[tuple[str, str], dict[str, Any]]:
-        return {(row["task"], row["id"]): row for row in rows(self.path / PROBLEMS)}
+        return {(row["task"], row["id"]): row for row in rows(self.path / PROBLEMS, _PROBLEM_FIELDS)}
 
     def results(self) -> Iterator[dict[str, Any]]:
         """Every stored answer once, those of all processes."""
         seen: set[str] = set()
         for path in self._parts(RESULTS):
-            for row in rows(path):
+            for row in rows(path, _RESULT_FIELDS):
                 if row["key"] not in seen:
                     seen.add(row["key"])
                     yield row
 
     def grades(self) -> dict[str, dict[str, Any]]:
-        return {row["key"]: row for path in self._parts(GRADES) for row in rows(path)}
+        return {row["key"]: row for path in self._parts(GRADES) for row in rows(path, _GRADE_FIELDS)}
 
     def sessions(self) -> list[dict[str, Any]]:
-        return [row for path in self._parts(SESSIONS) for row in rows(path)]
+        return [row for path in self._parts(SESSIONS) for row in rows(path, _SESSION_FIELDS)]
+
+    def dropped(self) -> list[dict[str, Any]]:
+        return [row for path in self._parts(DROPPED) for row in rows(path, _DROPPED_FIELDS)]
 
     def _parts(self, name: str) -> list[Path]:
         return [self.path / f"{name}.jsonl", *sorted(self.path.glob(f"{name}-[0-9]*.jsonl"))]

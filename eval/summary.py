@@ -19,7 +19,8 @@ from llm_steer.eval.store import Folder
 from llm_steer.errors import SteerError
 from llm_steer.spec import OFF
 
-NO_ANSWER = "no answer"
+NO_ANSWER, NO_LABEL, CUT_OFF = "no answer", "no label", "cut off"
+"""Beside the labels: the text ended without an answer; the answer is no label; the text was cut off before there was one."""
 
 Row = Mapping[str, Any]
 
@@ -55,7 +56,7 @@ class Score:
     levels: dict[str, tuple[int, float]]
     """Problems and accuracy by level."""
     confusion: dict[str, dict[str, int]]
-    """Of label tasks: how often each answer was given where each label is right."""
+    """Of label tasks: how often each answer was given where each label is right, those that are none included."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,8 @@ class Summary:
     starts: int
     old_grades: int
     """Verdicts of an earlier version of the grader."""
+    dropped: list[str]
+    """Servers that a start of the run stopped asking, and why."""
     rows: list[Row] = field(repr=False, default_factory=list)
     grades: Mapping[str, Row] = field(repr=False, default_factory=dict)
     problems: Mapping[tuple[str, str], Row] = field(repr=False, default_factory=dict)
@@ -102,7 +105,7 @@ class Summary:
         """JSON types."""
         plain = {"run": dict(self.run), "tasks": [asdict(task) for task in self.tasks]}
         timing = {"wall_seconds": self.wall_seconds, "tokens_per_second": self.tokens_per_second, "starts": self.starts}
-        found: dict[str, Any] = finite({**plain, **timing, "old_grades": self.old_grades})
+        found: dict[str, Any] = finite({**plain, **timing, "old_grades": self.old_grades, "dropped": self.dropped})
         return found
 
 
@@ -137,7 +140,17 @@ def summarize(path: Path, against: str | None = None) -> Summary:
     tokens = sum(row["tokens"] for row in rows)
     old = sum(grade["version"] < VERSION for grade in grades.values())
     return Summary(
-        path, run, tasks, wall, tokens / wall if wall else math.nan, len(folder.sessions()), old, rows, grades, problems
+        path,
+        run,
+        tasks,
+        wall,
+        tokens / wall if wall else math.nan,
+        len(folder.sessions()),
+        old,
+        [row["text"] for row in folder.dropped()],
+        rows,
+        grades,
+        problems,
     )
 
 
@@ -201,7 +214,7 @@ def _score(method: str, table: Table, problems: Mapping[str, Row]) -> Score:
         votes.setdefault(row["id"], []).append((grade["value"], grade["correct"]))
         problem = problems[row["id"]]
         if problem["labels"]:
-            confusion.setdefault(problem["gold"], Counter())[grade["value"] or NO_ANSWER] += 1
+            confusion.setdefault(problem["gold"], Counter())[_given(row, grade)] += 1
     for id_ in votes:
         if problems[id_]["level"] is not None:
             levels.setdefault(problems[id_]["level"], []).append(id_)
@@ -239,6 +252,15 @@ def _score(method: str, table: Table, problems: Mapping[str, Row]) -> Score:
         },
         confusion={gold: dict(counts) for gold, counts in sorted(confusion.items())},
     )
+
+
+def _given(row: Row, grade: Row) -> str:
+    """A column of the confusion table."""
+    if grade["value"] is not None:
+        return str(grade["value"])
+    if grade["answer"] is not None:
+        return NO_LABEL
+    return CUT_OFF if row["finish"] == "length" else NO_ANSWER
 
 
 def steered_steps(row: Row) -> int | None:

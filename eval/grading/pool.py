@@ -11,8 +11,8 @@ from importlib.util import find_spec
 
 from llm_steer.errors import MissingDependencyError
 
-PATIENCE = 12.0
-"""A niced process on a busy machine gets little of it."""
+PATIENCE = 120.0
+"""A niced process on a busy machine gets little of it: a verdict must not depend on what else runs."""
 LOADING = 300.0
 """Seconds in which a worker must have loaded its libraries."""
 

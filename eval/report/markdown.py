@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llm_steer.eval.statistics import Estimate
-from llm_steer.eval.summary import NO_ANSWER, Score, Summary, TaskSummary
+from llm_steer.eval.summary import CUT_OFF, NO_ANSWER, NO_LABEL, Score, Summary, TaskSummary
 
 HASHES = ("config", "tokenizer", "chat_template")
 """What the engine's identity has of these."""
@@ -111,7 +112,9 @@ def level_table(task: TaskSummary) -> tuple[list[str], list[list[str]]]:
 
 def confusion_table(score: Score) -> tuple[list[str], list[list[str]]]:
     golds = list(score.confusion)
-    answers = [*golds, *sorted({a for c in score.confusion.values() for a in c} - {*golds, NO_ANSWER}), NO_ANSWER]
+    given = {answer for counts in score.confusion.values() for answer in counts}
+    none = [column for column in (NO_LABEL, CUT_OFF, NO_ANSWER) if column in given or column == NO_ANSWER]
+    answers = [*golds, *sorted(given - {*golds, *none}), *none]
     rows = [[gold, *(str(score.confusion[gold].get(answer, 0)) for answer in answers)] for gold in golds]
     return ["right ↓ given →", *answers], rows
 
@@ -176,6 +179,7 @@ def about(summary: Summary) -> list[tuple[str, str]]:
     ]
     notes = {key: value for key, value in run["notes"].items() if key != "tuning"}
     facts += [(key, value if isinstance(value, str) else json.dumps(value)) for key, value in notes.items()]
+    facts += [("server given up", text) for text in summary.dropped]
     if summary.old_grades:
         facts.append(("grades", f"{summary.old_grades} are of an older grader: llm-steer eval regrade FOLDER"))
     return [(name, value) for name, value in facts if value]
@@ -192,7 +196,7 @@ def tables(summary: Summary) -> str:
     """The main tables of every task."""
     parts = []
     for task in summary.tasks:
-        parts.append(f"## {task.about['title']}\n\n{source(task)}\n")
+        parts.append(f"## {plain(task.about['title'])}\n\n{plain(source(task))}\n")
         parts.append(table(*score_table(task)))
         if task.against:
             parts.append(table(*against_table(task)))
@@ -202,15 +206,16 @@ def tables(summary: Summary) -> str:
 
 def document(summary: Summary) -> str:
     """``report.md``."""
-    parts = [f"# {summary.run['model']}\n", table(["", ""], [[n, v] for n, v in about(summary)]), tables(summary)]
+    parts = [f"# {plain(summary.run['model'])}\n", table(["", ""], [[n, v] for n, v in about(summary)]), tables(summary)]
     for task in summary.tasks:
         if any(score.levels for score in task.scores):
-            parts.append(f"### {task.about['title']}: accuracy by level, %\n\n{table(*level_table(task))}")
+            parts.append(f"### {plain(task.about['title'])}: accuracy by level, %\n\n{table(*level_table(task))}")
         for score in task.scores:
             if score.confusion:
-                parts.append(f"### {task.about['title']}: {score.method}\n\n{table(*confusion_table(score))}")
+                title = plain(f"{task.about['title']}: {score.method}")
+                parts.append(f"### {title}\n\n{table(*confusion_table(score))}")
     methods = {label: m["loop"] or m["steer"] for label, m in summary.run["methods"].items()}
-    listed = [[label, f"`{json.dumps(steer, ensure_ascii=False)}`"] for label, steer in methods.items()]
+    listed = [[label, json.dumps(steer, ensure_ascii=False)] for label, steer in methods.items()]
     parts.append("### Methods\n\n" + table(["label", "steer"], listed))
     if tuning := summary.run["notes"].get("tuning"):
         parts.append("### Tuning, on other problems\n\n" + table(*tuning_table(tuning)))
@@ -219,8 +224,9 @@ def document(summary: Summary) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(_cell(c) for c in line) + " |" for line in lines) + "\n"
+    return "\n".join("| " + " | ".join(plain(c) for c in line) + " |" for line in lines) + "\n"
 
 
-def _cell(text: Any) -> str:
-    return str(text).replace("|", "\\|").replace("\n", " ")
+def plain(text: Any) -> str:
+    """Text of others as it is: nothing in it is markup. Underscores within words are none to begin with."""
+    return re.sub(r"(?<!\w)_|_(?!\w)|[\\`*|~]|<(?=[A-Za-z/!?])|(?<=\])[(\[]|^[#>]", r"\\\g<0>", " ".join(str(text).split()))

@@ -13,6 +13,8 @@ WIDTH, HEIGHT = 640, 360
 LEFT, RIGHT, TOP, BOTTOM = 56, 24, 20, 44
 LABEL = 40
 """Characters of a method's label that fit into a plot."""
+LETTER, LINE = 7.0, 14.0
+"""Width and height of a letter, at most: labels are kept apart by them."""
 
 
 class Axes:
@@ -73,7 +75,7 @@ def pareto(task: TaskSummary) -> str:
     front = [(t, a) for t, a in reached if not any(u <= t and b >= a and (u, b) != (t, a) for u, b in reached)]
     path = " ".join("{},{}".format(*axes.at(t, 100 * a)) for t, a in sorted(front))
     parts.append(f'<polyline class="front" points="{path}"/>')
-    for i, (method, tokens, accuracy) in enumerate(points):
+    for i, (_, tokens, accuracy) in enumerate(points):
         x, y = axes.at(tokens.value, 100 * accuracy.value)
         colour = f'class="m{i % 8}"'
         if not math.isnan(tokens.low):
@@ -82,12 +84,40 @@ def pareto(task: TaskSummary) -> str:
         if not math.isnan(accuracy.low):
             (_, y1), (_, y2) = axes.at(axes.x[0], 100 * accuracy.low), axes.at(axes.x[0], 100 * accuracy.high)
             parts.append(f'<line {colour} x1="{x}" y1="{y1}" x2="{x}" y2="{y2}"/>')
-        shown = method if len(method) <= LABEL else method[: LABEL - 1] + "…"
-        anchor, shift = ("end", -8) if x + 7.5 * len(shown) > axes.width else ("start", 8)
         parts.append(f'<circle {colour} cx="{x}" cy="{y}" r="5"/>')
-        above = y - 8 - 13 * (i % 2)  # neighbours' labels seldom meet
-        parts.append(f'<text class="label" x="{x + shift}" y="{above}" text-anchor="{anchor}">{escape(shown)}</text>')
+    shown = [method if len(method) <= LABEL else method[: LABEL - 1] + "…" for method, *_ in points]
+    centres = [axes.at(tokens.value, 100 * accuracy.value) for _, tokens, accuracy in points]
+    for i, (label, (x, y)) in enumerate(zip(shown, place_labels(centres, list(map(len, shown))), strict=True)):
+        across, up = centres[i]
+        if abs(y + LINE / 2 - up) > 2 * LINE:  # too far to see whose it is
+            end = x if x > across else x + LETTER * len(label)
+            parts.append(f'<line class="m{i % 8} leader" x1="{across}" y1="{up}" x2="{end}" y2="{y + LINE / 2}"/>')
+        parts.append(f'<text class="label" x="{x}" y="{y + LINE - 3}">{escape(label)}</text>')
     return axes.wrap("".join(parts), f"Accuracy over tokens: {task.about['title']}")
+
+
+def place_labels(points: Sequence[tuple[float, float]], letters: Sequence[int]) -> list[tuple[float, float]]:
+    """Top left corners of the points' labels: above or below their points, as near as no label covers another, nor a point.
+
+    Args:
+        letters: of each label.
+    """
+    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in points]
+    placed = []
+    for (x, y), count in zip(points, letters, strict=True):
+        width = LETTER * count
+        lefts = [at for at in (x + 8, x - 8 - width) if at >= 0 and at + width <= WIDTH] or [max(WIDTH - width, 0.0)]
+        away = [4 + LINE * step / 2 for step in range(2 * int(HEIGHT / LINE))]
+        tops = [top for d in away for top in (y - d - LINE, y + d) if 0 <= top <= HEIGHT - BOTTOM - LINE]
+        boxes = [(left, top, left + width, top + LINE) for top in tops for left in lefts]
+        box = next((box for box in boxes if not any(_overlap(box, other) for other in taken)), boxes[0])
+        taken.append(box)
+        placed.append((round(box[0], 1), round(box[1], 1)))
+    return placed
+
+
+def _overlap(a: Sequence[float], b: Sequence[float]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def curve(t: Sequence[float], delta: Sequence[float], name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,7 +72,7 @@ def run(
 ) -> None:
     """Generate, grade and report. The same command again goes on where it was broken off."""
     from llm_steer.eval import config as settings
-    from llm_steer.eval.run import explain_failures, tqdm_progress
+    from llm_steer.eval.run import explain_failures, place, tqdm_progress
     from llm_steer.eval.run import run as start
 
     with output(json) as out_:
@@ -90,6 +91,10 @@ def run(
             "batch_size": batch_size,
         }
         read = settings.read(config, {**options, **_data(data, options["tasks"])}, sets or ())
+        if "ACCELERATE_MIXED_PRECISION" in os.environ and place()[1] == 1:
+            note(
+                "accelerate started one process. Where there are no GPUs, it starts several with --multi_gpu --num_processes N"
+            )
         outcome = start(read, progress=tqdm_progress)
         if report and outcome.complete:
             _report(Path(read.out), out_)

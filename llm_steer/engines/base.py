@@ -166,6 +166,10 @@ class Engine(ABC):
             SteerError: a field that no engine could take.
         """
 
+    def dropped(self) -> list[str]:
+        """Servers that are not asked any more: which, why, and how many requests others were asked instead."""
+        return []
+
     @abstractmethod
     def identity(self) -> dict[str, Any]:
         """What decides the text besides the requests, JSON types only: engine and its version, model (name or path, and a

@@ -14,7 +14,7 @@ import re
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -65,17 +65,25 @@ class HTTPEngine(Engine):
             raise SteerError("urls", urls, "a list with at least one URL")
         for url in urls:
             if not re.match(r"https?://[^/]", url):
-                raise SteerError("urls", _without_key(url, api_key), "URLs that begin with http:// or https://")
+                raise SteerError("urls", _public(url, api_key), "URLs that begin with http:// or https://")
         if parallel < 1:
             raise SteerError("parallel", parallel, "at least 1")
         self._urls = [url.rstrip("/").removesuffix("/v1") for url in urls]
         self._key, self._parallel, self._timeout = api_key, parallel, timeout
         self._model = model
         self._servers: list[_Server] | None = None
+        self._dropped: dict[str, str] = {}
+        self._redone: Counter[str] = Counter()
 
     def submit(self, requests: Sequence[Request]) -> Stream:
         check(requests)
         return voting.submit(self._start, requests, local=False)
+
+    def dropped(self) -> list[str]:
+        return [
+            f"{_public(url)}: {problem}; others redid {self._redone[url]} of its requests"
+            for url, problem in self._dropped.items()
+        ]
 
     def identity(self) -> dict[str, Any]:
         server = self._connect()[0]
@@ -87,18 +95,25 @@ class HTTPEngine(Engine):
         """The servers that answer, asked once."""
         if self._servers is None:
             found: list[_Server] = []
-            problems: list[str] = []
+            problems: dict[str, str] = {}
             with _httpx().Client(headers=self._headers(), timeout=30) as client:
                 for url in self._urls:
                     try:
                         found.append(_ask(client, url, self._model))
                     except (_httpx().HTTPError, ValueError) as error:
-                        problems.append(f"{url}: {error or type(error).__name__}")
+                        problems[url] = _public(str(error) or type(error).__name__, self._key)
             if not found:
-                raise UnsupportedError(_without_key(f"no server answers: {'; '.join(problems)}", self._key))
+                told = "; ".join(f"{_public(url)}: {problem}" for url, problem in problems.items())
+                raise UnsupportedError(f"no server answers: {told}")
             self._refuse_difference(found)
+            for url, problem in problems.items():
+                self._drop(url, problem)
             self._servers = found
         return self._servers
+
+    def _drop(self, url: str, problem: str) -> None:
+        _log.warning("%s: %s: this server is asked no more", _public(url), problem)
+        self._dropped[url] = problem
 
     def _refuse_difference(self, servers: Sequence[_Server]) -> None:
         """Answers of servers that are not alike must not be mixed."""
@@ -107,14 +122,16 @@ class HTTPEngine(Engine):
             for name in sorted({*first.identity, *other.identity}):
                 here, there = first.identity.get(name), other.identity.get(name)
                 if here != there:
-                    url = _without_key(other.url, self._key)
+                    url = _public(other.url, self._key)
                     raise SteerError("urls", url, f"servers that are alike: {name} is {there} there and {here} at the first")
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._key}"} if self._key else {}
 
     def _start(self, requests: Sequence[Request]) -> Stream:
-        run = _Run(self._connect(), requests, self._headers(), self._parallel, self._timeout, self._key)
+        run = _Run(
+            self._connect(), requests, self._headers(), self._parallel, self._timeout, self._key, self._drop, self._redone
+        )
         return run.stream
 
 
@@ -163,7 +180,10 @@ class _Run:
         parallel: int,
         timeout: float,
         key: str | None,
+        drop: Callable[[str, str], None],
+        redone: Counter[str],
     ) -> None:
+        self._tell_dropped, self._redone = drop, redone
         self._servers, self._requests, self._headers = servers, requests, headers
         self._parallel, self._timeout, self._key = parallel, timeout, key
         self._alive = len(servers)
@@ -242,9 +262,10 @@ class _Run:
                         raise
                     response = Response(finish="abort")
                 except _Dead as error:
-                    self._drop(dead, str(error))
+                    self._drop(server, dead, str(error))
                     self._lost[index] += 1
                     response = failed(f"{self._lost[index]} servers died of it") if self._lost[index] == LOST else None
+                    self._redone[server.url] += response is None
                 finally:
                     self._tasks.pop(index, None)
             async with self._more:
@@ -254,12 +275,12 @@ class _Run:
                     self._done(index, response)
                 self._more.notify_all()
 
-    def _drop(self, dead: asyncio.Event, problem: str) -> None:
+    def _drop(self, server: _Server, dead: asyncio.Event, problem: str) -> None:
         if not dead.is_set():
             dead.set()
             self._alive -= 1
-            self._problem = problem
-            _log.warning("%s: this server is asked no more", problem)
+            self._problem = f"{_public(server.url)}: {problem}"
+            self._tell_dropped(server.url, problem)
 
     def _done(self, index: int, response: Response) -> None:
         self._left -= 1
@@ -288,7 +309,7 @@ class _Run:
             try:
                 answer = await client.post(server.url + path, json=body)
             except httpx.HTTPError as error:
-                problem = _without_key(str(error) or type(error).__name__, self._key)
+                problem = _public(str(error) or type(error).__name__, self._key)
                 continue
             if answer.status_code in BUSY and attempt < TRIES - 1:
                 continue
@@ -297,7 +318,7 @@ class _Run:
                 return _response(answer, time.perf_counter() - began, self._key)
             problem = f"status {answer.status_code}"
             break
-        raise _Dead(f"{server.url}: {problem}")
+        raise _Dead(problem)
 
 
 class _Dead(Exception):
@@ -361,11 +382,12 @@ def _response(answer: httpx.Response, seconds: float, key: str | None) -> Respon
     except ValueError:
         content = answer.text
     response = response_of(answer.status_code, content, seconds)
-    return replace(response, error=_without_key(response.error, key)) if response.error else response
+    return replace(response, error=_public(response.error, key)) if response.error else response
 
 
-def _without_key(text: str, key: str | None) -> str:
-    return text.replace(key, "…") if key else text
+def _public(text: str, key: str | None = None) -> str:
+    """Without the key, and without the name and the password of an address."""
+    return re.sub(r"(https?://)[^/@\s]*@", r"\1", text.replace(key, "…") if key else text)
 
 
 def _httpx() -> Any:

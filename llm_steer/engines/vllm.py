@@ -127,7 +127,7 @@ class _Running:
 
     def end(self, output: Any) -> None:
         (whole,) = output.outputs
-        finish = whole.finish_reason if whole.finish_reason in ("stop", "length", "abort") else "error"
+        finish: Any = whole.finish_reason if whole.finish_reason in ("stop", "length", "abort") else "error"
         response = Response(
             text=whole.text,
             finish=finish,

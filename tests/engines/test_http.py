@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -145,11 +146,23 @@ def test_servers_that_differ_are_refused(serve: Any, options: Any, what: str) ->
 @pytest.mark.parametrize("status", [401, 403, 429, 502, 503, 504])
 def test_the_work_of_a_server_that_refuses_is_done_by_another(serve: Any, caplog: Any, status: int) -> None:
     bad, good = serve(lambda body: (status, f"no, {KEY}")), serve(slow(0.01))
-    responses = Engine.from_url([bad.url, good.url], api_key=KEY, parallel=2).run(questions(20))
-    assert [r.text for r in responses] == [f"echo q{i}" for i in range(20)]
+    engine = Engine.from_url([bad.url, good.url], api_key=KEY, parallel=2)
+    assert [r.text for r in engine.run(questions(20))] == [f"echo q{i}" for i in range(20)]
+    (told,) = engine.dropped()
+    assert re.fullmatch(rf"{bad.url.removesuffix('/v1')}: status {status}; others redid [12] of its requests", told)
     assert [record.getMessage() for record in caplog.records] == [
         f"{bad.url.removesuffix('/v1')}: status {status}: this server is asked no more"
     ]
+
+
+def test_a_server_that_is_away_from_the_start_is_told(serve: Any, caplog: Any) -> None:
+    engine = Engine.from_url(["http://me:secret@127.0.0.1:1", serve().url])
+    assert engine.dropped() == []
+    assert [r.text for r in engine.run(questions(3))] == [f"echo q{i}" for i in range(3)]
+    (told,) = engine.dropped()
+    assert told.startswith("http://127.0.0.1:1: ")
+    assert told.endswith("; others redid 0 of its requests")
+    assert "secret" not in told + caplog.text
 
 
 def test_the_last_server_s_refusals_are_told(serve: Any) -> None:

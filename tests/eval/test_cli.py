@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,6 +101,67 @@ def test_bad_input_is_one_line(cli, options, change, match):
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert match in err
+
+
+DAMAGES = [
+    ("results", '{"task": "sums"}', "results.jsonl line 6", "'key'"),
+    ("results", "[1, 2]", "results.jsonl line 6", "no JSON object"),
+    ("results", '{"key": 5', "results.jsonl line 6", "JSON"),
+    ("problems", '{"task": "sums", "id": "9"}', "problems.jsonl line 6", "'gold'"),
+    ("grades", '{"key": "x", "answer": null, "value": null, "correct": "yes"}', "grades.jsonl line 6", "'yes'"),
+    ("sessions", "null", "sessions.jsonl line 2", "no JSON object"),
+]
+
+
+@pytest.mark.parametrize(("file", "row", "where", "what"), DAMAGES)
+def test_a_damaged_folder(cli, fake, options, tmp_path, file, row, where, what):
+    assert cli("fake", *options)[0] == 0
+    folder, whole = tmp_path / "out", tmp_path / "whole"
+    shutil.copytree(folder, whole)
+    with (folder / f"{file}.jsonl").open("a") as journal:
+        journal.write(row + "\n")
+    reading = {"problems": 4, "results": 4, "grades": 4, "sessions": 2}[file]
+    for asked in (["report", folder], ["fake", *options], ["compare", whole, folder], ["regrade", folder])[:reading]:
+        code, _, err = cli(*asked)
+        assert code == 2, asked
+        assert where in err
+        assert what in err
+        assert "Traceback" not in err
+
+
+def test_a_damaged_run_document(cli, fake, options, tmp_path):
+    assert cli("fake", *options)[0] == 0
+    path = tmp_path / "out" / "run.json"
+    document = json.loads(path.read_text())
+    del document["methods"]
+    path.write_text(json.dumps(document))
+    for asked in (["report", path.parent], ["fake", *options]):
+        code, _, err = cli(*asked)
+        assert (code, "it has no 'methods'" in err) == (2, True)
+
+
+def test_problems_that_are_gone(cli, fake, options, tmp_path):
+    assert cli("fake", *options)[0] == 0
+    (tmp_path / "out" / "problems.jsonl").write_text("")
+    before = (tmp_path / "out" / "grades.jsonl").read_bytes()
+    code, _, err = cli("regrade", tmp_path / "out")
+    assert (code, "problems.jsonl has" in err) == (2, True)
+    assert (tmp_path / "out" / "grades.jsonl").read_bytes() == before
+
+
+def test_a_run_that_cannot_begin_leaves_nothing(cli, options, tmp_path):
+    options[options.index("--out") + 1] = str(tmp_path / "deep" / "er")
+    assert cli("no/such-model", *options)[0] == 2
+    assert not (tmp_path / "deep").exists()
+    (tmp_path / "deep").mkdir()
+    assert cli("no/such-model", *options)[0] == 2
+    assert list(tmp_path.glob("deep/*")) == []
+
+
+def test_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "llm_steer", "list", "--json"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "reflection_cycle" in {plugin["name"] for plugin in json.loads(done.stdout)}
 
 
 def test_a_model_s_folder_that_is_missing(cli, options, tmp_path):

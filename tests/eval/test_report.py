@@ -11,6 +11,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from llm_steer.eval import report
 from llm_steer.eval.config import RunConfig
 from llm_steer.eval.methods import parse_methods
@@ -92,10 +94,48 @@ def test_the_page(summary):
 def test_markdown(summary):
     report.write(summary)
     lines = (summary.folder / "report.md").read_text(encoding="utf-8").splitlines()
-    rows = [line for line in lines if line.startswith("| a <b>bold</b> \\| label |")]
+    rows = [line for line in lines if line.startswith("| a \\<b>bold\\</b> \\| label |")]
     assert rows
     widths = {len(re.findall(r"(?<!\\)\|", line)) for line in lines if line.startswith("| none |")}
     assert widths == {len(re.findall(r"(?<!\\)\|", row)) for row in rows if "against" not in row} & widths
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Sums\n# of <img src=x> | two", "Sums # of \\<img src=x> \\| two"),
+        ("*a* `b` ~~c~~ _d_ [e](f)", "\\*a\\* \\`b\\` \\~\\~c\\~\\~ \\_d\\_ [e]\\(f)"),
+        ("# reflection_cycle:max_delta=5", "\\# reflection_cycle:max_delta=5"),
+        ("44.1 [42.0, 46.2]", "44.1 [42.0, 46.2]"),
+        ("<0.0001", "<0.0001"),
+    ],
+)
+def test_text_of_others_is_no_markup(summary, text, shown):
+    assert markdown.plain(text) == shown
+    summary.tasks[0].about["title"] = text
+    assert f"## {shown}\n" in markdown.document(summary)
+
+
+def overlap(a, b):
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(svg.LEFT, svg.WIDTH - svg.RIGHT), st.floats(svg.TOP, svg.HEIGHT - svg.BOTTOM)), max_size=10
+    ),
+    st.lists(st.integers(1, svg.LABEL), min_size=10, max_size=10),
+)
+@example([(300 + i, 200.0) for i in range(7)], [20] * 10)
+def test_labels_do_not_meet(points, letters):
+    letters = letters[: len(points)]
+    corners = svg.place_labels(points, letters)
+    boxes = [(x, y, x + svg.LETTER * n, y + svg.LINE) for (x, y), n in zip(corners, letters, strict=True)]
+    for i, box in enumerate(boxes):
+        assert 0 <= box[0] <= box[2] <= svg.WIDTH
+        assert 0 <= box[1] <= box[3] <= svg.HEIGHT - svg.BOTTOM
+        assert not any(overlap(box, (x - 4, y - 4, x + 4, y + 4)) for x, y in points)
+        assert not any(overlap(box, other) for other in boxes[:i])
 
 
 def test_what_is_too_much_goes_into_side_files(summary, monkeypatch):

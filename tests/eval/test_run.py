@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llm_steer.eval.config import RunConfig, read
 from llm_steer.eval.methods import parse_methods, split
+from llm_steer.eval.report import markdown
 from llm_steer.eval.rows import think_tokens
 from llm_steer.eval.run import run
 from llm_steer.eval.store import Folder
+from llm_steer.eval.summary import summarize
 
 from llm_steer import SteerError
 from llm_steer.engines import voting
@@ -210,6 +212,19 @@ def test_requests_that_fail_are_asked_again(tmp_path):
     engine = FakeEngine()
     assert run(c, engine).complete
     assert len(engine.asked) == 15
+
+
+def test_servers_that_were_given_up_are_told(tmp_path):
+    class Losing(FakeEngine):
+        def dropped(self):
+            return ["http://a: status 503; others redid 2 of its requests"]
+
+    config = RunConfig(**sums(tmp_path, 3))
+    run(config, Losing())
+    summary = summarize(Path(config.out))
+    assert summary.dropped == Losing().dropped()
+    assert ("server given up", summary.dropped[0]) in markdown.about(summary)
+    assert summary.starts == 1
 
 
 def test_processes_share_a_run(tmp_path, monkeypatch):

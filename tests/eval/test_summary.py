@@ -103,8 +103,29 @@ def test_label_tasks(tmp_path):
     counts = Counter()
     for row in score.confusion.values():
         counts.update(row)
-    assert counts == {"True": 3, "Uncertain": 2, "no answer": 2, "False": 2}
+    assert counts == {"True": 3, "Uncertain": 2, "no label": 2, "False": 2}
+    assert score.unanswered == 0
     assert sum(score.confusion["True"].values()) == 6
+
+
+def test_what_is_no_label(tmp_path):
+    given = sums(tmp_path, 4)
+    task = Path(given["tasks"][0])
+    text = task.read_text().replace("grader: exact", "grader: label").replace("answer: sum", "answer: truth")
+    task.write_text(text + 'labels: {"Yes": [], "No": []}\n')
+    Path(given["data"]["sums"]).write_text(
+        "".join(json.dumps({"n": n, "a": n, "b": 0, "truth": "Yes"}) + "\n" for n in range(4))
+    )
+    boxed = Response(text="</think>\\boxed{perhaps}", tokens=1)
+    answers = iter([boxed, Response(text="</think>", tokens=1), Response(text="", tokens=1, finish="length")])
+    run(RunConfig(**given), FakeEngine(lambda r: next(answers, Response(text="</think>\\boxed{Yes}", tokens=1))))
+    (score,) = summarize(Path(given["out"])).tasks[0].scores
+    assert score.confusion == {"Yes": {"Yes": 1, "no label": 1, "no answer": 1, "cut off": 1}}
+    assert (score.unanswered, score.truncated) == (0.25, 0.25)
+    assert markdown.confusion_table(score) == (
+        ["right ↓ given →", "Yes", "no label", "cut off", "no answer"],
+        [["Yes", "1", "1", "1", "1"]],
+    )
 
 
 def test_grades_are_replaced(folder):

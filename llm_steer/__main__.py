@@ -1,0 +1,5 @@
+"""``python -m llm_steer`` is ``llm-steer``."""
+
+from llm_steer.cli import main
+
+main()
