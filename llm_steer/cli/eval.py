@@ -92,9 +92,7 @@ def run(
         }
         read = settings.read(config, {**options, **_data(data, options["tasks"])}, sets or ())
         if "ACCELERATE_MIXED_PRECISION" in os.environ and place()[1] == 1:
-            note(
-                "accelerate started one process. Where there are no GPUs, it starts several with --multi_gpu --num_processes N"
-            )
+            note("accelerate started one process; without GPUs, --multi_gpu --num_processes N makes it start several")
         outcome = start(read, progress=tqdm_progress)
         if report and outcome.complete:
             _report(Path(read.out), out_)

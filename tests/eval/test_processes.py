@@ -33,8 +33,9 @@ sampling: {max_tokens: 150, temperature: 1.0, top_p: 1.0}
 def test_two_processes_one_killed(tmp_path: Path, launcher: str) -> None:
     (tmp_path / "task.yaml").write_text(TASK)
     out = tmp_path / "out"
-    command = [sys.executable, "-m", *LAUNCH[launcher], sys.executable, "-m", "llm_steer", "eval", str(MODELS / "arithmetic"),
-               "--tasks", str(tmp_path / "task.yaml"), "--samples", "2", "--batch-size", "4", "--out", str(out)]  # fmt: skip
+    task = ["--tasks", str(tmp_path / "task.yaml"), "--samples", "2", "--batch-size", "4", "--out", str(out)]
+    asked = [sys.executable, "-m", "llm_steer", "eval", str(MODELS / "arithmetic"), *task]
+    command = [sys.executable, "-m", *LAUNCH[launcher], *asked]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     with (tmp_path / "log").open("w") as log:
         running = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
