@@ -50,6 +50,43 @@ _SIDE = re.compile(
     r"(?:(?P<before>square|sq|cubic|cu)\.? )?(?P<word>[a-zA-Z]+)\.?"
     r"(?:\s*\^\s*\{?(?P<power>\d)\}?|\s*(?P<after>squared|cubed|²|³))?"
 )
+_COUNTED = re.compile(r"[a-z]{2,}s")
+"""Any other plural (``zebras``) is something that is counted, except for what changes the number."""
+_NOT_COUNTED = frozenset(
+    [
+        "times",
+        "plus",
+        "minus",
+        "less",
+        "yes",
+        "this",
+        "is",
+        "was",
+        "has",
+        "does",
+        "always",
+        "percents",
+        "dozens",
+        "hundreds",
+        "thousands",
+        "millions",
+        "billions",
+        "trillions",
+        "halves",
+        "thirds",
+        "fourths",
+        "quarters",
+        "fifths",
+        "sixths",
+        "sevenths",
+        "eighths",
+        "ninths",
+        "tenths",
+        "twelfths",
+        "hundredths",
+        "thousandths",
+    ]
+)
 FACTORS = {
     "dozen": 12,
     "hundred": 10**2,
@@ -84,5 +121,8 @@ def _side(text: str) -> str | None:
 
 
 def _named(word: str) -> str | None:
+    if len(word) < 3:
+        return _NAMES.get(word)
     small = word.casefold()
-    return _NAMES.get(small, _NAMES.get(small.removesuffix("s"))) if len(small) > 2 else _NAMES.get(word)
+    known = _NAMES.get(small, _NAMES.get(small.removesuffix("s")))
+    return "" if known is None and _COUNTED.fullmatch(word) and small not in _NOT_COUNTED else known

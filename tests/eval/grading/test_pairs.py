@@ -10,6 +10,23 @@ from llm_steer.eval.grading import GRADERS, Gold, MathPool
 from llm_steer.eval.grading.graders import Grader
 
 RIGHT = [
+    # what is counted
+    ("5", "5 \\text{ zebras}"),
+    ("5 \\text{ zebras}", "5"),
+    # constants with i and e
+    ("-1", "e^{i\\pi}"),
+    ("e^{i\\pi}", "-1"),
+    ("0", "e^{i\\pi}+1"),
+    ("-1", "i^2"),
+    ("2", "i^2+3"),
+    ("i", "\\sqrt{-1}"),
+    # a letter without its case
+    ("C", "c"),
+    ("\\text{C}", "c"),
+    ("c", "\\text{C}"),
+    # commas with spaces behind them, and without
+    ("100, 200, 300", "100,200,300"),
+    ("100,200,300", "100200300"),
     # leading zeros, signs, thousands, currency, decimals
     ("070", "70"),
     ("70", "070"),
@@ -125,6 +142,16 @@ RIGHT = [
     ("10 000", "10000"),
 ]
 WRONG = [
+    # what changes a number is nothing that is counted
+    ("2", "2 \\text{ thirds}"),
+    ("3", "3 \\text{ dozens}"),
+    ("3", "3 \\text{ thousands}"),
+    ("5", "5 \\text{ is less}"),
+    # constants that are near
+    ("-1", "e^{2i\\pi}"),
+    ("2", "i^2+2"),
+    ("\\frac13", "0.33333333333333333333"),
+    ("\\pi", "\\frac{355}{113}"),
     ("70", "7"),
     ("-3", "3"),
     ("3", "-3"),
