@@ -52,40 +52,9 @@ _SIDE = re.compile(
 )
 _COUNTED = re.compile(r"[a-z]{2,}s")
 """Any other plural (``zebras``) is something that is counted, except for what changes the number."""
-_NOT_COUNTED = frozenset(
-    [
-        "times",
-        "plus",
-        "minus",
-        "less",
-        "yes",
-        "this",
-        "is",
-        "was",
-        "has",
-        "does",
-        "always",
-        "percents",
-        "dozens",
-        "hundreds",
-        "thousands",
-        "millions",
-        "billions",
-        "trillions",
-        "halves",
-        "thirds",
-        "fourths",
-        "quarters",
-        "fifths",
-        "sixths",
-        "sevenths",
-        "eighths",
-        "ninths",
-        "tenths",
-        "twelfths",
-        "hundredths",
-        "thousandths",
-    ]
+_NO_COUNT = re.compile(
+    "times|plus|minus|less|yes|this|is|was|has|does|always|percents|dozens|hundreds|thousands|[a-z]+illions|"
+    "halves|thirds|quarters|[a-z]+(?:nths|rths|fths|xths|hths|dths)"
 )
 FACTORS = {
     "dozen": 12,
@@ -125,4 +94,4 @@ def _named(word: str) -> str | None:
         return _NAMES.get(word)
     small = word.casefold()
     known = _NAMES.get(small, _NAMES.get(small.removesuffix("s")))
-    return "" if known is None and _COUNTED.fullmatch(word) and small not in _NOT_COUNTED else known
+    return "" if known is None and _COUNTED.fullmatch(word) and not _NO_COUNT.fullmatch(word) else known
