@@ -99,7 +99,8 @@ def detection(hidden: int, widths: list[int], tokens: int, repeats: int, figures
             dictionary = Dictionary(tuple(concepts), 0, "none", all_, k)
             scorer = Scorer(dictionary, names, CPU)
             note(figures, f"detect.{kind}.{width}_ms", timed(lambda scorer=scorer: scorer(x), repeats))  # type: ignore[misc]
-            held = [t for t in vars(scorer).values() if isinstance(t, torch.Tensor)] + list(getattr(scorer, "_all", ()))
+            parts = [*vars(scorer).values(), *(vars(all_).values() if all_ else ())]
+            held = [part for part in parts if isinstance(part, torch.Tensor)]
             figures[f"detect.{kind}.{width}_mb"] = sum(t.numel() * t.element_size() for t in held) / 1e6
         say(f"width {width} done")
 

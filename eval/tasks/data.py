@@ -16,7 +16,7 @@ from llm_steer.eval.grading.graders import label_of, option_of
 
 from llm_steer.errors import MissingDependencyError, SteerError
 
-from .spec import PLACEHOLDER, Column, Generated, Hub, TaskSpec
+from .spec import PLACEHOLDER, ROWS, Column, Generated, Hub, TaskSpec
 
 Row = Mapping[str, Any]
 
@@ -69,12 +69,16 @@ def load(spec: TaskSpec, data: Path | None = None, *, seed: int = 0, limit: int 
     Raises:
         SteerError: a file that cannot be read, or a row that lacks something; with its line.
     """
-    if spec.generated is not None:
-        if data is not None:
-            raise SteerError("--data", str(data), f"left out for {spec.name}, whose problems are generated")
+    if spec.generated is not None and data is not None:
+        raise SteerError("--data", str(data), f"left out for {spec.name}, whose problems are generated")
+    if spec.generated is not None and spec.generated.task not in ROWS:
         items = [*_generate(spec.generated, limit)]
         return Loaded(spec, tuple(items), "generated", _digest([i.id, i.messages, i.gold.answer] for i in items))
-    if data is not None:
+    if spec.generated is not None:
+        drawn = [*_drawn(spec.generated, limit)]
+        rows = ((f"problem {n}", row) for n, row in enumerate(drawn, 1))
+        sha256, source, limit = _digest(drawn), "generated", None
+    elif data is not None:
         text = _read(data)
         rows, sha256, source = _rows(text, data.name), hashlib.sha256(text.encode()).hexdigest(), data.name
     elif spec.hub is not None:
@@ -265,6 +269,19 @@ def _shuffled(spec: TaskSpec, row: Row, where: str, rng: random.Random) -> tuple
     order = list(range(len(texts)))
     rng.shuffle(order)
     return tuple(texts[i] for i in order), chr(ord("A") + order.index(right))
+
+
+def _drawn(spec: Generated, limit: int | None) -> Iterator[Row]:
+    from llm_steer.eval.logic_tasks import prontoqa, rail2country
+
+    count = spec.count if limit is None else min(limit, spec.count)
+    for level in spec.levels:
+        if spec.task == "prontoqa":
+            problems = prontoqa(count, level, spec.seed)
+        else:
+            problems = rail2country(count, spec.task == "rail2country-similes", spec.seed)
+        for p in problems:
+            yield {"id": p.id, "context": p.context, "question": p.question, "answer": p.answer, "level": level}
 
 
 def _generate(spec: Generated, limit: int | None) -> Iterator[Item]:

@@ -57,13 +57,22 @@ class Hub(Strict):
 
 
 class Generated(Strict):
-    """Problems of the testbed, which are drawn and not stored."""
+    """Problems that are drawn and not stored: the testbed's, as it asks them; or rows (``id``, ``context``, ``question``,
+    ``answer``, ``level``) of ``logic_tasks``, which the task puts into its prompt."""
 
-    task: Literal["arithmetic", "words", "entailment-words", "entailment-code", "entailment-table", "ontology"]
+    task: Literal[
+        "arithmetic", "words", "entailment-words", "entailment-code", "entailment-table", "ontology",
+        "prontoqa", "rail2country", "rail2country-similes",
+    ]  # fmt: skip
     levels: list[int] = Field(min_length=1)
+    """Of trains: 3, their cars. Of PrOntoQA: hops."""
     count: int = Field(default=500, ge=1)
     """Problems of each level."""
     seed: int = 0
+
+
+ROWS = ("prontoqa", "rail2country", "rail2country-similes")
+"""Generated tasks whose problems are rows."""
 
 
 class Choices(Strict):
@@ -117,7 +126,7 @@ class TaskSpec(Strict):
 
     @model_validator(mode="after")
     def _complete(self) -> TaskSpec:
-        if self.generated is None:
+        if self.generated is None or self.generated.task in ROWS:
             if not self.prompt:
                 raise ValueError("prompt: given, unless the problems are generated")
             if (self.answer is None) == (self.choices is None or self.choices.correct is None):

@@ -230,7 +230,7 @@ class Call:
         live = None
         if runtime.feedback:
             live = [
-                runtime.trace(row, torch.tensor(ids, device=self._slot.device)) if spec else None
+                runtime.trace(row, torch.tensor(ids, dtype=torch.int64, device=self._slot.device)) if spec else None
                 for row, spec, ids in zip(row_of, specs, outputs, strict=True)
             ]
         return Outcome(

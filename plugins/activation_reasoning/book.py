@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from llm_steer.errors import SteerError, did_you_mean
 from llm_steer.formats import YamlLoader
 
 from .concepts import check_name
 from .logic import RuleSet, Semantics, Truth
-from .logic.formula import Atom, Formula, Implies, Not, Then, sequences_of, substitute
+from .logic.formula import Atom, Formula, Implies, Not, Then, atoms_of, sequences_of, substitute
 from .logic.formula import Literal as Lit
 from .logic.parser import Place, parse
 from .logic.rules import MAX_SUBJECTS, Rule, read_rules, subjects_of, variables_of
@@ -42,6 +42,7 @@ MAX_TEXT = 262_144
 MAX_PROPOSITIONS = 256
 MAX_ACTIONS = 32
 MAX_WORDS = 64
+MAX_DIGITS = 100
 
 Word = Annotated[str, Field(min_length=1, max_length=64)]
 Name = Annotated[str, Field(min_length=1, max_length=128)]
@@ -141,6 +142,12 @@ class ActionSpec(_Part):
 KINDS = ("steer", "force", "forbid", "stop", "log")
 
 
+def _once(names: list[str] | dict[str, Any]) -> list[str] | dict[str, Any]:
+    if twice := [name for name in names if list(names).count(name) > 1]:
+        raise ValueError(f"each subject once: {twice[0]} is there twice")
+    return names
+
+
 class _Document(_Part):
     semantics: Semantics = "closed"
     truth: Truth = "crisp"
@@ -148,7 +155,7 @@ class _Document(_Part):
     action then steers by its strength times its formula's degree."""
     dictionary: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     concepts: Annotated[dict[Name, WordConcept], Field(max_length=256)] = {}
-    subjects: Annotated[list[Name] | dict[Name, list[Word]], Field(max_length=MAX_SUBJECTS)] = []
+    subjects: Annotated[list[Name] | dict[Name, list[Word]], Field(max_length=MAX_SUBJECTS), AfterValidator(_once)] = []
     propositions: Annotated[dict[str, PropositionSpec], Field(max_length=MAX_PROPOSITIONS)] = {}
     rules: list[str] = []
     actions: Annotated[list[ActionSpec], Field(max_length=MAX_ACTIONS)] = []
@@ -190,7 +197,10 @@ class Book:
     ignores_contradiction: bool
     reference: bool
     places: dict[str, str]
-    """Where concepts and propositions stand."""
+    """Where concepts and propositions stand, or first are spoken of; also by an atom's name alone."""
+
+    def place(self, atom: str) -> str:
+        return self.places.get(atom) or self.places.get(atom.partition("(")[0], "rules")
 
     @property
     def concepts(self) -> list[str]:
@@ -271,7 +281,13 @@ def _yaml(text: str, name: str) -> tuple[Any, dict[Path_, Mark]]:
         _walk(node, (), marks)
         return loader.construct_document(node), marks
     except RecursionError:
-        raise SteerError(name, text, "valid YAML, not nested as deeply") from None
+        mark = loader.get_mark()
+        where = f"{name}, line {mark.line + 1}, column {mark.column + 1}"
+        raise SteerError(where, text, "valid YAML, not nested as deeply") from None
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position]
+        where = f"{name}, line {before.count(chr(10)) + 1}, column {error.position - before.rfind(chr(10))}"
+        raise SteerError(where, chr(error.character), f"text without special characters ({error.reason})") from None
     except (yaml.YAMLError, ValueError) as error:
         problem, mark = getattr(error, "problem", None) or str(error).split("\n")[0], getattr(error, "problem_mark", None)
         where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark else name
@@ -280,10 +296,14 @@ def _yaml(text: str, name: str) -> tuple[Any, dict[Path_, Mark]]:
 
 
 def _walk(node: yaml.Node, path: Path_, marks: dict[Path_, Mark]) -> None:
+    if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:int" and len(node.value) > MAX_DIGITS:
+        raise yaml.composer.ComposerError(None, None, f"a number of more than {MAX_DIGITS} digits", node.start_mark)
     quote = int(isinstance(node, yaml.ScalarNode) and node.style in ("'", '"'))
     marks[path] = (node.start_mark.line + 1, node.start_mark.column + 1 + quote)
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.composer.ComposerError(None, None, "keys are plain text", key.start_mark)
             inner = (*path, str(key.value))
             _walk(value, inner, marks)
             quote = int(key.style in ("'", '"'))
@@ -360,8 +380,22 @@ class _Reader:
             tuple(actions),
             document.on_contradiction == "ignore",
             document.detection == "reference",
-            {name: self.where("propositions", name, "#") for name in document.propositions},
+            self._places(rules, whens),
         )
+
+    def _places(self, rules: Sequence[Rule], whens: Sequence[Formula]) -> dict[str, str]:
+        found = {name: self.where("propositions", name, "#") for name in self.document.propositions}
+        mentions = [(rule.formula, rule.place) for rule in rules]
+        mentions += [(formula, self.where("actions", i, "when")) for i, formula in enumerate(whens)]
+        for formula, place in mentions:
+            for atom in atoms_of(formula):
+                found.setdefault(str(atom), place)
+        for i, action in enumerate(self.document.actions):
+            if action.steer is not None:
+                found.setdefault(action.steer.concept, self.where("actions", i, "steer", "concept"))
+        for text in list(found):  # an atom about a subject may be written with a variable
+            found.setdefault(text.partition("(")[0], found[text])
+        return found
 
     def _actions(self, whens: list[Formula], subjects: tuple[str, ...]) -> tuple[list[tuple[ActionSpec, Lit]], list[Rule]]:
         """Actions with the literal each waits for, and rules that define those literals."""

@@ -17,6 +17,7 @@ from llm_steer.errors import SteerError, did_you_mean
 from .logic import RuleSet, Semantics
 from .logic.closed import ClosedProgram
 from .logic.formula import Literal, inputs_of, sequences_of
+from .logic.parser import Place
 from .logic.reasoner import SlotLimits, SlotReasoner
 from .logic.rules import ground, read_rules, subjects_of
 from .logic.ruleset import read_fact
@@ -70,7 +71,7 @@ def _compiled(
 ) -> Own:  # fmt: skip
     file, added = read_rules(base), read_rules(extra, source="extra_rules")
     rules = RuleSet.build([*file, *added], semantics, subjects)
-    told = [read_fact(text) for text in facts]
+    told = [read_fact(text, Place(f"facts[{index}]")) for index, text in enumerate(facts)]
     for fact in told:
         if not fact.positive and semantics == "closed":
             raise SteerError("facts", str(fact), "without not: with closed semantics, what is not said is false")

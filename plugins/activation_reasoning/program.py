@@ -15,6 +15,7 @@ from .book import MAX_WORDS, ActionSpec, Book, Proposition, concepts_of
 from .concepts import METHOD, Dictionary
 from .logic import RuleSet, Semantics, Truth
 from .logic.formula import Literal as Lit
+from .logic.parser import Place
 from .logic.ruleset import read_fact
 from .logic.soft import HALF
 
@@ -126,7 +127,7 @@ def link(book: Book, facts: Sequence[str], vocabulary: Vocabulary | None, shelf:
     Raises:
         SteerError: a concept that is nowhere, a word or layer that the model does not have.
     """
-    given = {read_fact(text) for text in facts}
+    given = {read_fact(text, Place(f"facts[{index}]")) for index, text in enumerate(facts)}
     for fact in given:
         if not fact.positive and book.semantics == "closed":
             raise SteerError("facts", str(fact), "without not: with closed semantics, what is not said is false")
@@ -142,10 +143,10 @@ def link(book: Book, facts: Sequence[str], vocabulary: Vocabulary | None, shelf:
     needed.update(dict.fromkeys(spec.steer.concept for spec, _ in book.actions if spec.steer))
     for concept in needed:
         if concept not in known:
-            place = next((book.places.get(str(p.literal)) for p in propositions if concept in concepts_of(p)), None)
+            atom = next((p.literal.atom for p in propositions if concept in concepts_of(p)), concept)
             have = ", ".join(sorted(known)[:20]) or "none: name a dictionary"
             raise SteerError(
-                place or "rules", concept, f"a concept of this file or its dictionary ({have}){did_you_mean(concept, known)}"
+                book.place(atom), concept, f"a concept of this file or its dictionary ({have}){did_you_mean(concept, known)}"
             )
     concepts = list(needed)
     number = {concept: index for index, concept in enumerate(concepts)}
@@ -153,7 +154,8 @@ def link(book: Book, facts: Sequence[str], vocabulary: Vocabulary | None, shelf:
     layer = dictionary.layer if dictionary else 0
     for spec, _ in book.actions:
         if spec.steer and spec.steer.concept in book.words:
-            raise SteerError("rules", spec.steer.concept, "a concept of the dictionary: words have no direction to steer in")
+            where = book.place(spec.steer.concept)
+            raise SteerError(where, spec.steer.concept, "a concept of the dictionary: words have no direction to steer in")
     detected = [_detected(p, number, dictionary, book) for p in propositions]
     actions = [_action(spec, literal, number, layer, vocabulary, shelf) for spec, literal in book.actions]
     if book.reference and (dictionary is None or dictionary.whole is None):
@@ -202,7 +204,7 @@ def _detected(proposition: Proposition, number: dict[str, int], dictionary: Dict
         threshold = concept.thresholds[level] if concept else 0.5
     if concept and book.truth != "crisp" and not book.reference:
         if level not in concept.widths:
-            place = book.places.get(str(proposition.literal), "rules")
+            place = book.place(proposition.literal.atom)
             raise SteerError(place, names[0], f"one whose dictionary has widths for truth: {book.truth} (find it anew)")
         width = concept.widths[level]
     lasts = spec.level == "token" or (spec.level == "global" and spec.aggregate != "mean")

@@ -25,6 +25,8 @@ Normalize = Literal["none", "constant_norm_rescale", "layer_norm"]
 ALIASES = {"batch_topk": "batchtopk", "relu": "standard"}
 WEIGHTS = ("sae_weights.safetensors", "sae.safetensors")
 GEMMA_SCOPE = "params.npz"
+INFLATION = 20
+"""How many times its size a compressed file of weights may take up: weights hardly compress."""
 
 
 @dataclass(frozen=True)
@@ -173,17 +175,21 @@ def _files(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     named = [file for file in files if file.name in WEIGHTS]
     if not files and (folder / GEMMA_SCOPE).is_file():
-        return _finite(folder, *_gemma_scope(folder / GEMMA_SCOPE))
+        return _checked(folder, *_gemma_scope(folder / GEMMA_SCOPE))
     chosen = named or files
     if len(chosen) != 1:
         found = f"{len(chosen)} files *.safetensors" if folder.is_dir() else "no such folder"
         raise SteerError("sae", str(folder), f"a folder with one safetensors file ({found})")
     try:
         config = json.loads((folder / "cfg.json").read_text()) if (folder / "cfg.json").is_file() else {}
-        tensors = {name: tensor.float() for name, tensor in load_file(chosen[0]).items()}
-    except (SafetensorError, ValueError, OSError) as error:
+        if not chosen[0].is_file():  # reading a pipe would wait for a writer
+            raise OSError(f"{chosen[0].name} is no file")
+        tensors = load_file(chosen[0])
+    except (SafetensorError, ValueError, OSError, RecursionError) as error:
         raise SteerError("sae", str(folder), f"a folder with valid files ({error})") from error
-    return _finite(folder, config, tensors)
+    if not isinstance(config, dict):
+        raise SteerError(f"sae {folder}: cfg.json", config, "a JSON object")
+    return _checked(folder, config, tensors)
 
 
 def _gemma_scope(file: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -193,14 +199,18 @@ def _gemma_scope(file: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     import numpy as np
 
     try:
+        with zipfile.ZipFile(file) as packed:
+            sizes = [(entry.file_size, entry.compress_size) for entry in packed.infolist()]
+        if any(size > INFLATION * max(stored, 4096) for size, stored in sizes):
+            raise ValueError("it would take up far more room than weights that were compressed")
         with np.load(file, allow_pickle=False) as arrays:
-            tensors = {name: torch.from_numpy(arrays[name]).float() for name in arrays}
+            tensors = {name: torch.from_numpy(arrays[name]) for name in arrays}
     except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
         raise SteerError("sae", str(file), f"valid ({error})") from error
     return {"architecture": "jumprelu", "apply_b_dec_to_input": False}, tensors
 
 
-def _finite(
+def _checked(
     folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     for name, tensor in tensors.items():
@@ -211,14 +221,23 @@ def _finite(
 
 def _take(tensors: dict[str, torch.Tensor], name: str, *shape: int) -> torch.Tensor:
     tensor = tensors.get(name)
-    if tensor is None or tuple(tensor.shape) != shape:
-        found = "nothing" if tensor is None else str(list(tensor.shape))
-        raise SteerError(f"sae: tensor {name}", found, f"of shape {list(shape)}")
-    return tensor
+    if tensor is None or tuple(tensor.shape) != shape or not tensor.is_floating_point():
+        found = "nothing" if tensor is None else f"{list(tensor.shape)} of {tensor.dtype}"
+        raise SteerError(f"sae: tensor {name}", found, f"of shape {list(shape)}, of a floating-point type")
+    return tensor.float()
+
+
+def _matrix(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    tensor = tensors[name]
+    if tensor.ndim != 2 or not tensor.numel() or not tensor.is_floating_point():
+        found = f"{list(tensor.shape)} of {tensor.dtype}"
+        raise SteerError(f"sae: tensor {name}", found, "a matrix with at least one feature, of a floating-point type")
+    return tensor.float()
 
 
 def _saelens(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Sae:
-    size, width = tensors["W_enc"].shape
+    weight = _matrix(tensors, "W_enc")
+    size, width = weight.shape
     deduced = "jumprelu" if "threshold" in tensors else "gated" if "b_gate" in tensors else "standard"
     architecture = str(config.get("architecture", deduced))
     architecture = ALIASES.get(architecture, architecture)
@@ -230,7 +249,7 @@ def _saelens(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Sae:
         raise UnsupportedError(f"SAEs with normalize_activations={normalize!r} are not read: fold it into the weights")
     if config.get("reshape_activations", "none") not in ("none", None):
         raise UnsupportedError("SAEs of attention heads (reshape_activations) are not read: use one of the residual stream")
-    encoder = tensors["W_enc"].T.contiguous()
+    encoder = weight.T.contiguous()
     decoder_bias = _take(tensors, "b_dec", size)
     shift = encoder @ decoder_bias if config.get("apply_b_dec_to_input", True) else torch.zeros(width)
     threshold = magnitude = None
@@ -245,7 +264,7 @@ def _saelens(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Sae:
     k = config.get("k", 0)
     if architecture == "topk" and not (isinstance(k, int) and 0 < k <= width):
         raise SteerError("sae: k", k, f"between 1 and {width} in cfg.json of a topk SAE")
-    metadata = config.get("metadata") or {}
+    metadata = config.get("metadata") if isinstance(config.get("metadata"), dict) else {}
     hook = str(metadata.get("hook_name") or config.get("hook_name") or "")
     decoder = _take(tensors, "W_dec", width, size)
     return Sae(
@@ -254,7 +273,7 @@ def _saelens(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Sae:
 
 
 def _sparsify(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Sae:
-    encoder = tensors["encoder.weight"]
+    encoder = _matrix(tensors, "encoder.weight")
     width, size = encoder.shape
     activation = str(config.get("activation", "topk"))
     kind = "transcoder" if config.get("transcode") else "signed" if config.get("signed") else activation
@@ -263,4 +282,6 @@ def _sparsify(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Sae:
     decoder_bias = _take(tensors, "b_dec", size)
     bias = _take(tensors, "encoder.bias", width) - encoder @ decoder_bias
     decoder, k = _take(tensors, "W_dec", width, size), config.get("k", 32)
-    return Sae("topk", "none", encoder, bias, decoder, decoder_bias, k=int(k), hook=str(config.get("hookpoint", "")))
+    if not (isinstance(k, int) and 0 < k <= width):
+        raise SteerError("sae: k", k, f"between 1 and {width} in cfg.json of a topk SAE")
+    return Sae("topk", "none", encoder, bias, decoder, decoder_bias, k=k, hook=str(config.get("hookpoint", "")))

@@ -53,6 +53,17 @@ def test_beams_are_those_of_a_model_with_steered_logits(cache, options, tiny_mod
     assert not torch.equal(result.sequences[0], plain.sequences[0])
 
 
+def test_an_output_of_nothing_but_padding_has_a_trace(tiny_model, tiny_tokenizer):
+    """As a model writes whose states are NaN."""
+    model = tiny_model()
+    model.model.layers[0].register_forward_hook(lambda module, inputs, output: output * float("nan"))
+    plain = model.generate(**batch(THINKING), **GREEDY).sequences
+    steer(model, "reflection_cycle", tokenizer=tiny_tokenizer, **WAVE)
+    assert torch.equal(model.generate(**batch(THINKING), **GREEDY).sequences, plain)
+    (trace,) = model.steering.traces
+    assert trace["tokens"] <= 24
+
+
 def test_unsteered_rows_keep_their_log_probabilities_to_the_bit(model, tiny_model):
     options = {"num_beams": 2, "max_new_tokens": 1, "return_dict_in_generate": True, "output_scores": True}
     inputs = batch(NEVER, NEVER)

@@ -13,8 +13,8 @@ from itertools import product
 
 from llm_steer.errors import SteerError
 
-from .formula import All, And, Any, Atom, Constant, Formula, Implies, Literal, Normal, Not, Then, inputs_of, normal
-from .rules import MAX_GROUND, Rule, split
+from .formula import All, And, Any, Atom, Constant, Formula, Implies, Literal, Normal, Not, Then, inputs_of
+from .rules import MAX_GROUND, Rule, normal_of, split
 
 BOTTOM = "false"
 """The atom that constraints derive. Quoted in formulas, so none is called so."""
@@ -58,7 +58,7 @@ def compile_closed(rules: Sequence[Rule], crisp: bool = True) -> ClosedProgram:
         SteerError: a head with ``or`` or ``xor``, negation through a cycle, rules that contradict themselves without any
             fact, or more than ``MAX_GROUND`` clauses.
     """
-    compiler = _Compiler(crisp)
+    compiler = _Compiler(rules, crisp)
     for index, rule in enumerate(rules):
         for body, head in split(rule):
             compiler.add(index, rule, body, head)
@@ -72,8 +72,8 @@ def compile_closed(rules: Sequence[Rule], crisp: bool = True) -> ClosedProgram:
 
 
 class _Compiler:
-    def __init__(self, crisp: bool) -> None:
-        self._crisp = crisp
+    def __init__(self, rules: Sequence[Rule], crisp: bool) -> None:
+        self._rules, self._crisp = rules, crisp
         self.clauses: list[Clause] = []
         self._helpers = 0
 
@@ -82,16 +82,16 @@ class _Compiler:
             body, head = And((body, head.left)), head.right
         heads, extra = self._heads(head, rule)
         for target, more in zip(heads, extra, strict=True):
-            for literals in self._spread(normal(And((body, more)) if more else body), index, {}):
+            for literals in self._spread(normal_of(And((body, more)) if more else body, rule), index, {}):
                 unique = tuple(dict.fromkeys(literals)) if self._crisp else literals
                 if not (self._crisp and any(~literal in unique for literal in unique)):
-                    self._append(Clause(target, unique, index), rule)
+                    self._append(Clause(target, unique, index))
 
-    def _append(self, clause: Clause, rule: Rule | None = None) -> None:
+    def _append(self, clause: Clause) -> None:
         self.clauses.append(clause)
         if len(self.clauses) > 4 * MAX_GROUND:
-            place = (rule.place, rule.text) if rule else ("rules", f"{len(self.clauses)} clauses")
-            raise SteerError(*place, f"part of a rule set of at most {4 * MAX_GROUND} clauses")
+            rule = self._rules[clause.rule]
+            raise SteerError(rule.place, rule.text, f"part of a rule set of at most {4 * MAX_GROUND} clauses")
 
     def _heads(self, head: Formula, rule: Rule) -> tuple[list[str], list[Formula | None]]:
         match head:

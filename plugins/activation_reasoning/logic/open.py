@@ -14,8 +14,8 @@ from typing import Literal as OneOf
 
 from llm_steer.errors import SteerError
 
-from .formula import All, Any, Literal, Normal, inputs_of, normal
-from .rules import Rule
+from .formula import All, Any, Literal, Normal, inputs_of
+from .rules import Rule, normal_of
 
 MAX_CLAUSES = 4_096
 """Clauses of a rule set, before and while prime implicates are made."""
@@ -57,7 +57,7 @@ def compile_open(rules: Sequence[Rule]) -> OpenProgram:
     number = {atom: index + 1 for index, atom in enumerate(atoms)}
     found: dict[Literals, frozenset[int]] = {}
     for index, rule in enumerate(rules):
-        for clause in _clauses(normal(rule.formula), number, {}, rule):
+        for clause in _clauses(normal_of(rule.formula, rule), number, {}, rule):
             found.setdefault(clause, frozenset((index,)))
         if len(found) > MAX_CLAUSES:
             raise SteerError(rule.place, rule.text, f"part of a rule set of at most {MAX_CLAUSES} clauses")

@@ -8,7 +8,7 @@ from itertools import product
 
 from llm_steer.errors import SteerError
 
-from .formula import Atom, Constant, Formula, Iff, Implies, Not, atoms_of, substitute
+from .formula import Atom, Constant, Formula, Iff, Implies, Normal, Not, atoms_of, normal, substitute
 from .parser import Place, parse
 
 MAX_RULES = 2_000
@@ -80,6 +80,18 @@ def ground(rules: Sequence[Rule], subjects: Sequence[str]) -> list[Rule]:
             formula = substitute(rule.formula, dict(zip(variables, chosen, strict=True))) if variables else rule.formula
             found.append(Rule(formula, rule.text, rule.place))
     return found
+
+
+def normal_of(formula: Formula, rule: Rule) -> Normal:
+    """The normal form of a rule, or of its body.
+
+    Raises:
+        SteerError: at the rule's place, if it has none that is small enough.
+    """
+    try:
+        return normal(formula)
+    except SteerError as error:
+        raise SteerError(rule.place, rule.text, f"{error.valid}, not {error.value}") from error
 
 
 def split(rule: Rule) -> list[tuple[Formula, Formula]]:

@@ -101,4 +101,4 @@ def _open(program: OpenProgram, extra: Sequence[str]) -> Schedule:
             Gate(known[literal], tuple(node for other, node in denied.items() if other != literal), index)
             for literal in implicate.literals
         ]
-    return Schedule(1 + 2 * len(literals), given, known, 0, (Layer(tuple(gates)),))
+    return Schedule(1 + 2 * len(literals), given, known, 0, (Layer(tuple(gates)),) if gates else ())

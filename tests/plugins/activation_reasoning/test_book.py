@@ -47,6 +47,12 @@ def test_a_dictionary_is_looked_for_beside_its_file(tmp_path):
 
 
 BAD = [
+    ("? [a, b]\n: 3\n", "line 1, column 3", "keys are plain text"),
+    ("{[a]: 1}\n", "line 1, column 2", "keys are plain text"),
+    ("rules:\n  - a\x00b\n", "line 2, column 6", "special characters"),
+    ("rules: [a]\nactions:\n  - {when: a, log: true, priority: " + "1" * 200_000 + "}\n", "line 3, column 36", "100 digits"),
+    ("subjects: [max, sam, max]\nrules: [a]\n", "line 1, column 11", "max is there twice"),
+    ("rules:\n  - at least 20 of (" + ", ".join(f"p{i}" for i in range(40)) + ") -> z\n", "line 2, column 5", "1000"),
     ("rules:\n  - a -> b\n  - 'c and (d -> e'\n", "line 3, column 19", "closing parenthesis"),
     ("rules:\n  - a -> b\n  - c & d\n", "line 3, column 7", "written 'and'"),
     ("rules:\n  - not b -> a\n  - not a -> b\n", "line 3, column 5", "negation through a cycle"),
@@ -63,7 +69,7 @@ BAD = [
     ("rules: [a\n", "line 2, column 1", "valid YAML"),
     ("rules: [a]\nrules: [b]\n", "line 2, column 1", "there twice"),
     ("a: &x [1]\nb: *x\n", "line 2, column 4", "aliases are not supported"),
-    ("rules: " + "[" * 100_000 + "\n", "", "nested"),
+    ("rules: " + "[" * 100_000 + "\n", "line 1, column ", "nested"),
     ("rules:\n  - '" + "(" * 100_000 + "'\n", "line 2, column 6", "at most 4096 characters"),
     ("rules: [a]\ntruth: fuzzy\n", "line 2, column 8", "'crisp', 'product' or 'goedel'"),
     ("semantics: open\ntruth: product\nrules: [a]\n", "line 2, column 8", "crisp with semantics: open"),

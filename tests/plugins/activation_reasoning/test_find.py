@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 
 import huggingface_hub
 import numpy as np
@@ -113,7 +114,18 @@ def test_inputs_that_are_normalised_first(tmp_path):
 @pytest.mark.parametrize(
     ("change", "config", "error", "what"),
     [
-        ({"W_dec": torch.zeros(3, SIZE)}, {}, SteerError, r"tensor W_dec: got '\[3, 8\]'; must be of shape \[40, 8\]"),
+        (
+            {"W_dec": torch.zeros(3, SIZE)},
+            {},
+            SteerError,
+            r"tensor W_dec: got '\[3, 8\] of torch.float32'; must be of shape \[40, 8\]",
+        ),
+        ({"W_enc": torch.ones(SIZE, WIDTH, dtype=torch.int32)}, {}, SteerError, "tensor W_enc.*floating-point"),
+        ({"b_enc": torch.ones(WIDTH, dtype=torch.int64)}, {}, SteerError, "tensor b_enc.*floating-point"),
+        ({"W_enc": torch.zeros(SIZE, 0)}, {}, SteerError, "tensor W_enc.*at least one feature"),
+        ({"W_enc": torch.zeros(SIZE)}, {}, SteerError, "tensor W_enc: got .* must be a matrix"),
+        ({}, [1], SteerError, r"cfg.json: got \[1\]; must be a JSON object"),
+        ({}, {"architecture": "topk", "k": "many"}, SteerError, "k: got 'many'"),
         ({"b_dec": torch.full((SIZE,), float("nan"))}, {}, SteerError, "tensor b_dec: got 'NaN or infinity'"),
         ({}, {"architecture": "temporal"}, UnsupportedError, "temporal"),
         ({}, {"architecture": "topk"}, SteerError, "k: got 0"),
@@ -133,6 +145,14 @@ def test_an_sae_of_another_width_or_nothing(tmp_path):
     (tmp_path / "a" / "sae_weights.safetensors").write_bytes(b"pickle")
     with pytest.raises(SteerError, match="valid files"):
         load_sae(tmp_path / "a")
+    (tmp_path / "a" / "sae_weights.safetensors").unlink()
+    os.mkfifo(tmp_path / "a" / "sae_weights.safetensors")
+    with pytest.raises(SteerError, match="is no file"):
+        load_sae(tmp_path / "a")
+    write(tmp_path / "b", weights())
+    (tmp_path / "b" / "cfg.json").write_text("[" * 100_000)
+    with pytest.raises(SteerError, match="valid files"):
+        load_sae(tmp_path / "b")
 
 
 def test_gemma_scopes_own_files(tmp_path):
@@ -141,6 +161,9 @@ def test_gemma_scopes_own_files(tmp_path):
     sae = load_sae(tmp_path, SIZE)
     assert sae.architecture == "jumprelu"
     assert torch.allclose(sae.encode(X), saelens_encode("jumprelu", tensors, X, {"apply_b_dec_to_input": False}), atol=1e-4)
+    np.savez_compressed(tmp_path / "params.npz", W_enc=np.zeros((4096, 4096), np.float32))
+    with pytest.raises(SteerError, match=r"params\.npz.*far more room"):
+        load_sae(tmp_path)
     np.savez(tmp_path / "params.npz", W_enc=np.array([object()]))
     with pytest.raises(SteerError, match=r"params\.npz"):
         load_sae(tmp_path)

@@ -257,7 +257,7 @@ def test_a_constraint_is_a_contradiction_and_derives_nothing():
         (["p(?x) -> q"], "rules[0], line 1, column 1", "names subjects"),
         (["p(?a) and q(?b) and r(?c) and s(?d) and t(?e) -> u", "p(m, n, o, k, l, i, j)"], "rules[0]", "10000 ground rules"),
         (["a"] * 2001, "rules", "at most 2000"),
-        (["at least 10 of (" + ", ".join("abcdefghijklmnopqrst") + ") -> z"], "rules", "combinations"),
+        (["at least 10 of (" + ", ".join("abcdefghijklmnopqrst") + ") -> z"], "rules[0], line 1, column 1", "combinations"),
     ],
 )  # fmt: skip
 def test_bad_rules_are_refused_with_their_place(rules, where, what):
@@ -278,6 +278,16 @@ def test_bad_rules_are_refused_with_their_place(rules, where, what):
 def test_bad_open_rules_are_refused(rules, what):
     with pytest.raises(SteerError, match=what):
         RuleSet.read(rules, "open")
+
+
+@pytest.mark.parametrize("semantics", ["closed", "open"])
+@pytest.mark.parametrize("rules", [[], ["true"], ["a -> true"]])
+def test_rules_that_say_nothing_derive_nothing(rules, semantics):
+    built = RuleSet.read(rules, semantics)
+    fact = Literal(ATOMS[0])
+    assert built.conclusions([fact]) == [fact]
+    for reason in (on_tensors, on_slots):
+        assert reason(built, [{fact}, set()], [fact]) == ([{fact}, set()], [False, False])
 
 
 def test_a_tower_of_xors_stays_as_small_as_it_is_written():

@@ -293,11 +293,28 @@ def test_rules_and_facts_of_one_request(model, write, tiny_tokenizer):
         ("actions: [{when: c33, steer: {concept: c33, strength: 1, layers: [7]}}]", "between 0 and 1 in this model"),
         ("actions: [{when: c33, force: [' ']}]", "visible character"),
         ("detection: reference", "whole SAE"),
+        ("rules:\n  - c33 -> b\n  - c33 and nosuch -> b", r"line 4, column 5: got 'nosuch'; must be a concept"),
+        (
+            "actions:\n  - {when: c33, steer: {concept: gone, strength: 1}}",
+            r"line 3, column 34: got 'gone'; must be",
+        ),
     ],
 )
 def test_what_does_not_fit_the_model_is_refused(text, what, model, write, tiny_tokenizer):
     with pytest.raises(SteerError, match=what):
         steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=write(text))
+
+
+def test_a_fact_that_is_none_is_named(model, write, tiny_tokenizer):
+    with pytest.raises(SteerError, match=r"facts\[1\], line 1, column \d+: got 'a or b'"):
+        steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=write(CHAIN), facts=["c33", "a or b"])
+
+
+@pytest.mark.parametrize("text", ["semantics: open\nrules: []\n", "semantics: open\nrules: ['true']\n", "rules: []\n"])
+def test_a_file_that_says_nothing(text, model, write, tiny_tokenizer):
+    before = model.generate(torch.tensor([PROMPT]), **GREEDY)
+    steer(model, "activation_reasoning", tokenizer=tiny_tokenizer, rules=write(text), allow_rules=4)
+    assert torch.equal(model.generate(torch.tensor([PROMPT]), **GREEDY), before)
 
 
 def test_a_dictionary_of_another_width_is_refused(tiny_tokenizer, model, folder, tmp_path):
