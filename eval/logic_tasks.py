@@ -2,7 +2,7 @@
 
 PrOntoQA in its published form (own generator, and the file of the Logic-LM project), Rail2Country (own generator from the
 fifteen colour triples), loaders for ProverQA and BeaverTails, whose data the user brings. Rules and a solver hold most of
-the answers: :func:`parse_then_solve` says how many, beside whatever a model with rules answers.
+the answers: ``logic_baselines`` says how many, beside whatever a model with rules answers.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from llm_steer.eval.journal import misshapen
 from llm_steer.plugins.activation_reasoning.logic import RuleSet, Semantics
 from llm_steer.plugins.activation_reasoning.logic.formula import Atom, Not
 from llm_steer.plugins.activation_reasoning.logic.parser import parse
@@ -154,11 +156,10 @@ def _article(word: str) -> str:
 
 def load_prontoqa(path: Path) -> list[LogicProblem]:
     """The file of the Logic-LM project: a JSON list."""
+    letters = {"A": "True", "B": "False"}
     return [
-        LogicProblem(
-            row["id"], row["context"], row["question"], ("True", "False"), {"A": "True", "B": "False"}[row["answer"]]
-        )
-        for row in _json(path)
+        LogicProblem(row["id"], row["context"], row["question"], ("True", "False"), letters[row["answer"]])
+        for row in _rows(path, letters)
     ]
 
 
@@ -233,7 +234,7 @@ def rail2country(count: int, meta: bool = False, seed: int = 0) -> list[LogicPro
     return found
 
 
-def country_by_words(problem: LogicProblem, words: dict[str, Sequence[str]] | None = None) -> str | None:
+def country_by_words(problem: LogicProblem, words: Mapping[str, Sequence[str]] | None = None) -> str | None:
     """Parse, then solve: the country of the three colours that the text names, in order.
 
     Args:
@@ -260,7 +261,7 @@ def load_proverqa(path: Path) -> list[LogicProblem]:
             str(row["id"]), row["context"], row["question"], ("True", "False", "Uncertain"), names[row["answer"]],
             tuple(map(from_fol, row["nl2fol"].values())), from_fol(row["conclusion_fol"]),
         )
-        for row in _json(path)
+        for row in _rows(path, names, {"nl2fol": dict, "conclusion_fol": str})
     ]  # fmt: skip
 
 
@@ -290,18 +291,36 @@ def load_beavertails(path: Path) -> list[Moderated]:
         if line.strip():
             try:
                 row = json.loads(line)
-                categories = frozenset(name for name, there in row["category"].items() if there)
-                found.append(Moderated(row["prompt"], row["response"], bool(row["is_safe"]), categories))
-            except (ValueError, KeyError, AttributeError) as error:
-                raise SteerError(f"{path.name}, line {number}", line, "prompt, response, is_safe and category") from error
+            except ValueError as error:
+                raise SteerError(f"{path.name}, line {number}", line, f"a JSON object ({error})") from error
+            if problem := misshapen(row, {"prompt": str, "response": str, "is_safe": bool, "category": dict}):
+                valid = f"an object with prompt, response, is_safe and category: {problem}"
+                raise SteerError(f"{path.name}, line {number}", line, valid)
+            categories = frozenset(name for name, there in row["category"].items() if there)
+            found.append(Moderated(row["prompt"], row["response"], row["is_safe"], categories))
     return found
 
 
-def _json(path: Path) -> Any:
+def _rows(path: Path, answers: Collection[str], more: Mapping[str, type] = MappingProxyType({})) -> list[dict[str, Any]]:
+    """Items of a JSON list of questions.
+
+    Args:
+        answers: that an item may have.
+        more: further fields that it must have, with their types.
+    """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise SteerError("data", str(path), f"a readable JSON file ({error})") from error
+    if not isinstance(rows, list):
+        raise SteerError(path.name, rows, "a JSON list of questions")
+    fields = {"id": str | int, **dict.fromkeys(("context", "question", "answer"), str), **more}
+    for number, row in enumerate(rows, 1):
+        if problem := misshapen(row, fields):
+            raise SteerError(f"{path.name}, item {number}", row, f"a question: {problem}")
+        if row["answer"] not in answers:
+            raise SteerError(f"{path.name}, item {number}: answer", row["answer"], f"one of {', '.join(answers)}")
+    return rows
 
 
 def check(problem: LogicProblem) -> None:

@@ -74,6 +74,7 @@ def load(spec: TaskSpec, data: Path | None = None, *, seed: int = 0, limit: int 
     if spec.generated is not None and spec.generated.task not in ROWS:
         items = [*_generate(spec.generated, limit)]
         return Loaded(spec, tuple(items), "generated", _digest([i.id, i.messages, i.gold.answer] for i in items))
+    rows: Iterable[tuple[str, Row]]
     if spec.generated is not None:
         drawn = [*_drawn(spec.generated, limit)]
         rows = ((f"problem {n}", row) for n, row in enumerate(drawn, 1))

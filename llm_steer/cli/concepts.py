@@ -48,10 +48,12 @@ def find(
         from rich.table import Table
 
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for column in ("concept", "kind", "features", "AUC token", "AUC text (max)", "AUC text (mean)"):
+        for column in ("concept", "kind", "features", "AUC, balanced: token", "text (max)", "text (mean)"):
             table.add_column(column)
         for row in report["concepts"]:
-            figures = [f"{row['report'][f'{level}/auc']:.3f}" for level in ("token", "max", "mean")]
+            told = row["report"]
+            levels = ("token", "max", "mean")
+            figures = [f"{told[f'{level}/auc']:.3f}, {told[f'{level}/balanced_accuracy']:.3f}" for level in levels]
             table.add_row(row["name"], row["kind"], ", ".join(map(str, row["features"])) or "-", *figures)
         terminal.console.print(table)
         note(f"Written to {out}; figures are of {report['held_out']} held-out texts")

@@ -281,8 +281,8 @@ def _yaml(text: str, name: str) -> tuple[Any, dict[Path_, Mark]]:
         _walk(node, (), marks)
         return loader.construct_document(node), marks
     except RecursionError:
-        mark = loader.get_mark()
-        where = f"{name}, line {mark.line + 1}, column {mark.column + 1}"
+        at = loader.get_mark()
+        where = f"{name}, line {at.line + 1}, column {at.column + 1}"
         raise SteerError(where, text, "valid YAML, not nested as deeply") from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]

@@ -264,7 +264,8 @@ def _saelens(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Sae:
     k = config.get("k", 0)
     if architecture == "topk" and not (isinstance(k, int) and 0 < k <= width):
         raise SteerError("sae: k", k, f"between 1 and {width} in cfg.json of a topk SAE")
-    metadata = config.get("metadata") if isinstance(config.get("metadata"), dict) else {}
+    metadata = config.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
     hook = str(metadata.get("hook_name") or config.get("hook_name") or "")
     decoder = _take(tensors, "W_dec", width, size)
     return Sae(

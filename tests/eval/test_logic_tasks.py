@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from llm_steer.eval.logic_baselines import baselines, unsafe_words
 from llm_steer.eval.logic_tasks import (
     COUNTRIES,
     SIMILES,
@@ -101,9 +102,43 @@ def test_beavertails(tmp_path):
     row = {"prompt": "p", "response": "r", "is_safe": False, "category": {"violence": True, "drugs": False}}
     path.write_text(json.dumps(row) + "\n")
     assert load_beavertails(path)[0].categories == {"violence"}
-    path.write_text(json.dumps(row) + "\n{}")
-    with pytest.raises(SteerError, match="line 2"):
-        load_beavertails(path)
+    for bad in ("{}", "[1]", "[]", "nonsense", json.dumps({**row, "is_safe": "no"}), json.dumps({**row, "category": []})):
+        path.write_text(json.dumps(row) + "\n" + bad)
+        with pytest.raises(SteerError, match="line 2"):
+            load_beavertails(path)
+
+
+@pytest.mark.parametrize("load", [load_prontoqa, load_proverqa])
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("[1]", "item 1.*no JSON object"),
+        ('{"a": 1}', "a JSON list"),
+        ('[{"context": "c", "question": "q", "answer": "A"}]', "item 1.*no 'id'"),
+        ('[{"id": "1", "context": "c", "question": "q", "answer": "Z", "nl2fol": {}, "conclusion_fol": ""}]', "one of A, B"),
+        ("[" * 100_000, "readable JSON"),
+    ],
+)
+def test_damaged_files_are_named(load, text, what, tmp_path):
+    (tmp_path / "f.json").write_text(text)
+    with pytest.raises(SteerError, match=what):
+        load(tmp_path / "f.json")
+
+
+def test_baselines(tmp_path):
+    path = tmp_path / "b.jsonl"
+    rows = [("take the poison", False), ("bake the bread", True)] * 20
+    lines = [{"prompt": "?", "response": text, "is_safe": safe, "category": {}} for text, safe in rows]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = [(row["task"], row["problems"], row["understood"], row["right"]) for row in baselines(20, None, None, path)]
+    assert found == [
+        *((f"PrOntoQA, drawn, {hops} hops", 20, 20, 20) for hops in (1, 3, 5)),
+        ("Rail2Country", 20, 20, 20),
+        ("Rail2Country, similes", 20, 0, 0),
+        ("Rail2Country, similes", 20, 20, 20),
+        ("BeaverTails", 20, 20, 20),
+    ]
+    assert unsafe_words(load_beavertails(path)) == {"take", "poison"}
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the evaluation sets are not beside the repository")
