@@ -6,8 +6,8 @@ It is ``llm-steer eval sweep``: half of the problems, by a hash of their words, 
 other half the best of each method is reported, in pairs, against no steering and against the wave. The same command goes on
 with a folder where it was broken off, and more problems can be added to it.
 
-Every method gets eight configurations: a wave its amplitude and period, its control the same wave's offsets in a random
-order, the others what their papers tune.
+Every method gets eight configurations: a wave its amplitude and period, its control a wave's offsets in a random order, the
+others what their papers tune. *Same offsets* is not tuned: the chosen wave's own offsets in a random order.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,12 @@ def plan(options: argparse.Namespace, out: str) -> Any:
         trace=False,
         out=out,
     )
-    return Plan(config, grids, report_samples=options.report_samples)
+    return Plan(config, grids, report_samples=options.report_samples, controls=same_offsets)
+
+
+def same_offsets(chosen: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The wave that was chosen, its offsets in a random order."""
+    return [{"label": "same offsets", "steer": {**chosen["wave"], "schedule": "shuffled"}}]
 
 
 def figures(folder: Path) -> tuple[dict[str, Any], str]:

@@ -41,6 +41,8 @@ class Plan:
     """Of the problems of a split task that are tuned on."""
     report_samples: int | None = None
     """Answers to each problem that is reported on; as many as the run's if left out."""
+    controls: Callable[[Mapping[str, Any]], Sequence[dict[str, Any]]] = lambda _: ()
+    """Further methods to report, made from what was chosen: a label's parameters."""
 
 
 def parse_grids(texts: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
@@ -114,7 +116,13 @@ def sweep(
     for row in chosen:
         say(f"Chosen: {row['label']}")
     final = final.model_copy(
-        update={"steer": [*fixed, *({"label": row["method"], "steer": row["steer"]} for row in chosen)]}
+        update={
+            "steer": [
+                *fixed,
+                *({"label": row["method"], "steer": row["steer"]} for row in chosen),
+                *plan.controls({row["method"]: row["steer"] for row in chosen}),
+            ]
+        }
     )
     where = ", ".join(plan.config.tasks) + (
         "" if plan.report_tasks else f", {100 * plan.share:g} % by a hash of the problem"

@@ -47,6 +47,18 @@ def test_the_best_is_reported_on_other_problems(tmp_path):
     assert len(engine.asked) == asked
 
 
+def test_controls_are_made_from_what_was_chosen(tmp_path):
+    config = RunConfig(**{**sums(tmp_path, 40), "steer": ["none", {"label": "wave", "steer": "reflection_cycle"}]})
+
+    def shuffled(chosen):
+        return [{"label": "control", "steer": {**chosen["wave"], "schedule": "shuffled", "period": 8.0}}]
+
+    summary = sweep(Plan(config, {"wave": {"amplitude": [1, 3]}}, controls=shuffled), FakeEngine(answer), say=lambda _: None)
+    steer = {"name": "reflection_cycle", "amplitude": 3.0, "schedule": "shuffled", "period": 8.0}
+    assert summary.run["methods"]["control"]["steer"] == steer
+    assert [score.method for score in summary.tasks[0].scores] == ["none", "wave", "control"]
+
+
 def test_other_tasks_to_report_on(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
