@@ -46,7 +46,7 @@ def test_logits_prints_a_table_without_json():
 @pytest.mark.e2e
 def test_reflection_testbed():
     figures = run("reflection_testbed.py")["figures"]
-    for method in ("none", "wave", "shuffled", "constant", "silver", "tip", "no_wait", "s1", "alpha_one"):
+    for method in ("none", "wave", "shuffled", "constant", "silver", "tip", "no_wait", "s1", "alpha_one", "same offsets"):
         assert 0 <= figures[f"{method}.accuracy"] <= 1
         if method != "none":
             low, middle, high = (figures[f"{method}.against_none{end}"] for end in ("_low", "", "_high"))
