@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 # A network this small gains nothing from threads that spin while they wait.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -14,30 +16,50 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import typer
 from llm_steer.eval.testbed import MODELS
 from llm_steer.eval.testbed.measure import SECTIONS
-from llm_steer.eval.testbed.recipes import RECIPES
+from llm_steer.eval.testbed.recipes import RECIPES, Recipe
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="A small reasoning model of our own.")
+from llm_steer.cli import run
+from llm_steer.cli.common import Json, check_range, note, output
+from llm_steer.errors import SteerError
+
+NAME = "python -m llm_steer.eval.testbed"
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="A small reasoning model of our own."
+)
+
+Checkpoint = Annotated[str, typer.Argument(help=f"One of {', '.join(RECIPES)}.")]
 
 
 @app.command()
 def train(
-    name: Annotated[str, typer.Argument(help=f"One of {', '.join(RECIPES)}.")],
+    name: Checkpoint,
     out: Annotated[Path, typer.Option(help="Folder for the model, its log and the state to resume from.")] = Path("testbed"),
     seed: Annotated[int, typer.Option(help="Decides the first weights and every batch.")] = 0,
     steps: Annotated[
         int | None, typer.Option(help="Stop after so many steps of the run; give the command again to go on.")
     ] = None,
     save_every: Annotated[int, typer.Option(help="Steps between two states to resume from.")] = 200,
+    json: Json = False,
 ) -> None:
     """Train a checkpoint, or go on with one."""
     from llm_steer.eval.testbed import train as training
     from llm_steer.eval.testbed.card import loss_curve
 
-    if name not in RECIPES:
-        raise typer.BadParameter(f"{name!r} is not one of {', '.join(RECIPES)}")
-    folder = training.train(RECIPES[name], out / name, seed=seed, steps=steps, save_every=save_every)
-    typer.echo(loss_curve((folder / training.LOG).read_text(encoding="utf-8")))
-    typer.echo(f"wrote {folder}")
+    with output(json) as out_:
+        recipe = _recipe(name)
+        if steps is not None:
+            check_range("--steps", steps, 1, recipe.steps)
+        check_range("--save-every", save_every, 1, recipe.steps)
+        with _named("--out", out / name):
+            folder = training.train(recipe, out / name, seed=seed, steps=steps, save_every=save_every)
+            log = (folder / training.LOG).read_text(encoding="utf-8")
+        if json:
+            head, *rows = (line.split(",") for line in log.splitlines())
+            log_rows = [dict(zip(head, map(float, row), strict=True)) for row in rows]
+            out_.document({"folder": str(folder), "seed": seed, "steps": recipe.steps, "log": log_rows})
+        else:
+            out_.text(f"{loss_curve(log)}\nwrote {folder}\n")
 
 
 @app.command()
@@ -47,42 +69,79 @@ def measure(
     seed: Annotated[int, typer.Option(help="Decides the problems and what is sampled.")] = 0,
     only: Annotated[list[str] | None, typer.Option(help=f"Sections: {', '.join(SECTIONS)}. All when left out.")] = None,
     out: Annotated[Path | None, typer.Option(help="File for the report; standard output when left out.")] = None,
+    json: Json = False,
 ) -> None:
     """Print the table of what the checkpoints show."""
-    from llm_steer.eval.testbed.measure import measure as run
+    from llm_steer.eval.testbed.measure import document
+    from llm_steer.eval.testbed.measure import measure as sections
 
-    for section in only or ():
-        if section not in SECTIONS:
-            raise typer.BadParameter(f"{section!r} is not one of {', '.join(SECTIONS)}")
+    with output(json) as out_:
+        check_range("--count", count, 2, 10_000)
+        for section in only or ():
+            _one_of("--only", section, SECTIONS)
+        for name in RECIPES:
+            if not (models / name / "config.json").is_file():
+                raise SteerError("--models", str(models), f"a folder with the checkpoints {', '.join(RECIPES)}")
 
-    def tell(report: str) -> None:
-        if out:
-            out.write_text(report, encoding="utf-8")
+        def tell(report: str) -> None:
+            if out:
+                with _named("--out", out):
+                    out.write_text(report, encoding="utf-8")
 
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    report = run(models, count=count, seed=seed, only=only or SECTIONS, say=say, tell=tell)
-    tell(report)
-    if not out:
-        typer.echo(report)
+        tell("")  # a place that cannot be written is told before the work
+        report = sections(models, count=count, seed=seed, only=only or SECTIONS, say=note, tell=tell)
+        tell(report)
+        if json:
+            out_.document(document(report))
+        elif not out:
+            out_.text(report)
 
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help=f"One of {', '.join(RECIPES)}.")],
+    name: Checkpoint,
     seed: Annotated[int, typer.Option(help="Decides the problems.")] = 0,
+    json: Json = False,
 ) -> None:
     """Print a problem of each task with a trace that is learnt from."""
     from llm_steer.eval.testbed.problem import draw
     from llm_steer.eval.testbed.traces import write
 
-    rng = random.Random(seed)
-    for part in RECIPES[name].parts:
-        problem = draw(part.task, rng, part.task.levels[1], "train")
-        trace = write(part.task.walk(problem), rng, part.mix)
-        typer.echo(f"[{problem.task}, level {problem.level}] {problem.prompt}\n<think>{trace.text}\n")
+    with output(json) as out_:
+        rng = random.Random(seed)
+        found: list[dict[str, Any]] = []
+        for part in _recipe(name).parts:
+            problem = draw(part.task, rng, part.task.levels[1], "train")
+            trace = write(part.task.walk(problem), rng, part.mix)
+            found.append({"task": problem.task, "level": problem.level, "prompt": problem.prompt, "trace": trace.text})
+        if json:
+            out_.document(found)
+            return
+        for row in found:
+            out_.text(f"[{row['task']}, level {row['level']}] {row['prompt']}\n<think>{row['trace']}\n\n")
+
+
+def _recipe(name: str) -> Recipe:
+    _one_of("name", name, RECIPES)
+    return RECIPES[name]
+
+
+def _one_of(field: str, value: str, known: Any) -> None:
+    if value not in known:
+        raise SteerError(field, value, f"one of {', '.join(known)}")
+
+
+@contextmanager
+def _named(option: str, path: Path) -> Iterator[None]:
+    """What files have to say, in one line: they cannot be read or written, or hold something else."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise SteerError(option, str(path), f"a place that can be written and holds nothing else ({reason})") from error
 
 
 if __name__ == "__main__":
-    app()
+    sys.exit(run(sys.argv[1:], app, NAME))

@@ -302,6 +302,23 @@ def measure(
     return "\n\n".join(parts) + "\n"
 
 
+def document(report: str) -> dict[str, Any]:
+    """A report in JSON types: its sections with their tables, cells as they are printed."""
+    first, *sections, last = report.strip().split("\n\n### ") if "\n\n### " in report else (report, "")
+    last, _, time_taken = last.rpartition("\n\n")
+    found = []
+    for section in filter(None, (*sections, last)):
+        title, *blocks = section.split("\n\n")
+        rows = [[_cells(line) for line in block.splitlines()] for block in blocks if block.startswith("|")]
+        tables = [{"head": head, "rows": body} for head, _, *body in rows]
+        found.append({"title": title, "tables": tables, "notes": [b for b in blocks if not b.startswith("|")]})
+    return {"about": first.strip(), "sections": found, "time": time_taken}
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
 _SECTIONS: dict[str, Callable[[Bench], str]] = {
     "accuracy": accuracy,
     "reflection": reflection,

@@ -64,10 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(arguments: Sequence[str], program: typer.Typer = app, name: str = "llm-steer") -> int:
     """Run the command line; the exit code."""
     try:
-        code = app(list(arguments), prog_name="llm-steer", standalone_mode=False)
+        code = program(list(arguments), prog_name=name, standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
@@ -86,10 +86,12 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
+        if not error.format_message():  # no arguments at all: the help was shown
+            return REFUSED
         # A mistake in the options themselves.
         parameter = getattr(error, "param", None)
         option = max(getattr(parameter, "opts", None) or [""], key=len) or getattr(error, "option_name", None)
-        help_ = getattr(getattr(error, "ctx", None), "command_path", "llm-steer")
+        help_ = getattr(getattr(error, "ctx", None), "command_path", name)
         refuse(arguments, f"{error.format_message().rstrip('.')}. See: {help_} --help", option)
         return REFUSED
 
