@@ -2,8 +2,9 @@
 
     python benchmarks/eval_overhead.py [--quick] [--json] [--model MODEL] [--problems 512] [--max-tokens 256] [--pairs 14]
 
-Both sides get the same prompts, sampling and seeds, in turns, in alternating order. The bare side only generates;
-the other one also takes each answer as it comes, writes it to disk, and has math-verify grade it in a niced process. The figure is the median over pairs of the ratio of tokens a second, with a 95 % interval by bootstrap. Goal: at least 0.95.
+Both sides get the same prompts, sampling and seeds, in turns, in alternating order. The bare side only generates; the other
+one also takes each answer as it comes, writes it to disk, and has math-verify grade it in a niced process. The figure is the
+median over pairs of the ratio of tokens a second, with a 95 % interval by bootstrap. Goal: at least 0.95.
 """
 
 from __future__ import annotations

@@ -45,6 +45,17 @@ def test_bad_input_is_one_line(call: Any, arguments: list[str], what: str) -> No
     assert err.count("\n") == 1
 
 
+def test_a_smoke_run_of_a_shipped_recipe(call: Any, tmp_path: Path) -> None:
+    """Stopped after two steps, and gone on with for one more."""
+    for steps in (2, 3):
+        code, out, err = call("train", "logic", "--steps", steps, "--out", tmp_path, "--json")
+        assert code == 0, err
+        found = json.loads(out)
+        assert [row["step"] for row in found["log"]] == list(range(2, steps + 1))
+    assert found["folder"] == str(tmp_path / "logic")
+    assert (tmp_path / "logic" / "model.safetensors").exists()
+
+
 @pytest.mark.parametrize("content", [b"", b"no tensors", (2**40).to_bytes(8, "little"), (2).to_bytes(8, "little") + b"{}"])
 def test_a_damaged_state_is_named(call: Any, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "logic").mkdir()

@@ -137,15 +137,3 @@ def test_shipped_checkpoints_load(name: str) -> None:
     problems = held_out(task, task.levels[0], 16)
     answers = sampling.sample_hf(model, tokenizer, problems, temperature=0)
     assert all(r.finished and "</think>" in r.text for r in answers.responses)
-
-
-def test_command_line(tmp_path: Path) -> None:
-    """The smoke run of a shipped recipe, stopped after two steps."""
-    from llm_steer.eval.testbed.__main__ import app
-    from typer.testing import CliRunner
-
-    result = CliRunner().invoke(app, ["train", "logic", "--steps", "2", "--out", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    assert (tmp_path / "logic" / "model.safetensors").exists()
-    assert CliRunner().invoke(app, ["train", "nothing"]).exit_code == 2
-    assert "<think>" in CliRunner().invoke(app, ["show", "arithmetic"]).output
