@@ -28,6 +28,8 @@ RUN, PROBLEMS, RESULTS, GRADES, SESSIONS, DROPPED = "run.json", "problems.jsonl"
 
 # What is read of each file, with its type.
 _RUN_FIELDS = {"model": str, "engine": dict, "seed": int, "samples": int, "tasks": dict, "methods": dict, "notes": dict}
+_METHOD_FIELDS = {"steer": object, "plugins": list, "loop": dict | None}
+_TASK_FIELDS = {**dict.fromkeys(("title", "grader", "source", "sha256", "licence"), str), "sampling": dict}
 _PROBLEM_FIELDS = {
     **dict.fromkeys(("task", "id", "gold", "grader", "thinking", "fingerprint"), str),
     **{"level": str | None, "options": list, "labels": dict, "messages": list},
@@ -60,8 +62,13 @@ class Folder:
         if not isinstance(run, dict) or run.get("format") != FORMAT:
             found = run.get("format") if isinstance(run, dict) else None
             raise SteerError(str(self.path), found, f"a folder of format {FORMAT}: this run was written by another version")
-        if problem := misshapen(run, _RUN_FIELDS):
-            raise SteerError(str(self.path / RUN), None, f"what a run wrote: {problem}")
+        parts = [("", run, _RUN_FIELDS)]
+        if not (problem := misshapen(run, _RUN_FIELDS)):
+            parts = [(f" of method {label}", method, _METHOD_FIELDS) for label, method in run["methods"].items()]
+            parts += [(f" of task {name}", task, _TASK_FIELDS) for name, task in run["tasks"].items()]
+        for what, part, fields in parts:
+            if problem := misshapen(part, fields):
+                raise SteerError(str(self.path / RUN), None, f"what a run wrote{what}: {problem}")
         return run
 
     def needed(self) -> dict[str, Any]:

@@ -132,6 +132,10 @@ def summarize(path: Path, against: str | None = None) -> Summary:
     if against is not None and against not in run["methods"]:
         raise SteerError("--against", against, f"a method of this run: {', '.join(run['methods'])}")
     rows: list[Row] = [row for row in folder.results() if row["key"] in grades]
+    for row in rows:
+        if (row["task"], row["id"]) not in problems:
+            valid = f"a folder whose problems.jsonl has {row['id']!r} of {row['task']}, which an answer is to"
+            raise SteerError("folder", str(path), valid)
     tasks = [_task(name, run, problems, rows, grades, against) for name in run["tasks"]]
     adjusted = iter(statistics.holm([a.accuracy.p for task in tasks for a in task.against]))
     for task in tasks:

@@ -129,23 +129,32 @@ def test_a_damaged_folder(cli, fake, options, tmp_path, file, row, where, what):
         assert "Traceback" not in err
 
 
-def test_a_damaged_run_document(cli, fake, options, tmp_path):
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"methods": None}, "its 'methods' is None"),
+        ({"samples": "many"}, "its 'samples' is 'many'"),
+        ({"methods": {"none": 3}}, "of method none: it is no JSON object"),
+        ({"tasks": {"sums": {"title": "Sums"}}}, "of task sums: it has no 'grader'"),
+    ],
+)
+def test_a_damaged_run_document(cli, fake, options, tmp_path, change, what):
     assert cli("fake", *options)[0] == 0
     path = tmp_path / "out" / "run.json"
-    document = json.loads(path.read_text())
-    del document["methods"]
-    path.write_text(json.dumps(document))
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     for asked in (["report", path.parent], ["fake", *options]):
         code, _, err = cli(*asked)
-        assert (code, "it has no 'methods'" in err) == (2, True)
+        assert code == 2
+        assert what in err
 
 
 def test_problems_that_are_gone(cli, fake, options, tmp_path):
     assert cli("fake", *options)[0] == 0
     (tmp_path / "out" / "problems.jsonl").write_text("")
     before = (tmp_path / "out" / "grades.jsonl").read_bytes()
-    code, _, err = cli("regrade", tmp_path / "out")
-    assert (code, "problems.jsonl has" in err) == (2, True)
+    for command_ in ("regrade", "report"):
+        code, _, err = cli(command_, tmp_path / "out")
+        assert (code, "problems.jsonl has" in err) == (2, True)
     assert (tmp_path / "out" / "grades.jsonl").read_bytes() == before
 
 

@@ -147,6 +147,8 @@ WRONG = [
     ("3", "3 \\text{ dozens}"),
     ("3", "3 \\text{ thousands}"),
     ("5", "5 \\text{ is less}"),
+    ("5", "5 \\text{ perhaps}"),
+    ("2", "2 \\text{ scores}"),
     # constants that are near
     ("-1", "e^{2i\\pi}"),
     ("2", "i^2+2"),
