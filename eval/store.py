@@ -62,7 +62,7 @@ class Folder:
         if not isinstance(run, dict) or run.get("format") != FORMAT:
             found = run.get("format") if isinstance(run, dict) else None
             raise SteerError(str(self.path), found, f"a folder of format {FORMAT}: this run was written by another version")
-        parts = [("", run, _RUN_FIELDS)]
+        parts: list[tuple[str, Any, Mapping[str, Any]]] = [("", run, _RUN_FIELDS)]
         if not (problem := misshapen(run, _RUN_FIELDS)):
             parts = [(f" of method {label}", method, _METHOD_FIELDS) for label, method in run["methods"].items()]
             parts += [(f" of task {name}", task, _TASK_FIELDS) for name, task in run["tasks"].items()]
