@@ -135,8 +135,8 @@ Found = list[tuple[str | None, str | None, str | None, list[str]]]
 class Bench:
     """A model, its tokenizer and what was computed with them."""
 
-    def __init__(self, folder: str, journal: Path | None) -> None:
-        self.folder = folder
+    def __init__(self, folder: str, journal: Path | None, trainer: str = "own") -> None:
+        self.folder, self.trainer = folder, trainer
         self.model, self.tokenizer = load(folder)
         self.journal = Journal(journal, Path(folder))
         self.trained: dict[str, float] = {}
@@ -180,7 +180,7 @@ class Bench:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "corpus.txt").write_text("\n".join(prompts(self.tokenizer, problems)))
         sizes = {"--width": SAE_WIDTH, "--k": SAE_ACTIVE, "--steps": SAE_STEPS, "--layer": layer}
-        options = [text for name, value in sizes.items() for text in (name, str(value))]
+        options = [text for name, value in sizes.items() for text in (name, str(value))] + ["--trainer", self.trainer]
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
             train_sae([self.folder, *options, "--text", str(folder / "corpus.txt"), "--out", str(folder / "sae")])
@@ -424,6 +424,7 @@ def main() -> None:
     parser.add_argument("--strengths", type=float, nargs="+", default=[1.0])
     parser.add_argument("--select", choices=("detection", "steering"), help="compare configurations on the training split")
     parser.add_argument("--layers", type=int, nargs="+", default=[0, 1, 2], help="that --select compares")
+    parser.add_argument("--trainer", choices=("own", "sae-lens"), default="own", help="of the SAE; sae-lens must be there")
     parser.add_argument("--journal", type=Path, help="folder in which results are kept")
     parser.add_argument("--quick", action="store_true", help="a few questions of one kind: shows that it runs")
     parser.add_argument("--json", action="store_true")
@@ -431,7 +432,7 @@ def main() -> None:
     if options.quick:
         options.count, options.train, options.hops, options.strengths, options.detections = 4, 80, [1], [0.5], ["probe"]
         options.layers = [0]
-    bench = Bench(options.model, options.journal)
+    bench = Bench(options.model, options.journal, options.trainer)
     figures: dict[str, float] = {}
     {"detection": select_detection, "steering": select_steering, None: test}[options.select](bench, options, figures)
     setup = {**machine(), "questions": options.count, "detect": options.detect, "steered": options.steered}
@@ -447,7 +448,7 @@ def test(bench: Bench, options: Any, figures: dict[str, float]) -> None:
     answers = bench.answers(known, options.steered)
     with tempfile.TemporaryDirectory() as temporary:
         at, folders = bench.journal.folder or Path(temporary), dict[str, Path]()
-        name = f"{options.detect}.{options.criterion}.{options.steered}.{options.train}"
+        name = f"{options.detect}.{options.criterion}.{options.steered}.{options.train}.{options.trainer}"
         for method in options.detections:
             folder = folders[method] = at / f"{method}.{name}"
 
