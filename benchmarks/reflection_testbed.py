@@ -68,8 +68,9 @@ def plan(options: argparse.Namespace, out: str) -> Any:
 
 
 def same_offsets(chosen: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The wave that was chosen, its offsets in a random order."""
-    return [{"label": "same offsets", "steer": {**chosen["wave"], "schedule": "shuffled"}}]
+    """The wave that was chosen, its offsets in a random order; nothing where tuning chose just that for its control."""
+    steer = {**chosen["wave"], "schedule": "shuffled"}
+    return [] if chosen["shuffled"] == steer else [{"label": "same offsets", "steer": steer}]
 
 
 def figures(folder: Path) -> tuple[dict[str, Any], str]:
