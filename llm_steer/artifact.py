@@ -227,7 +227,12 @@ class Shelf:
         if name.startswith(HASH):
             return self.open(name, method)
         if NAME.fullmatch(name) and self.folder is not None and (self.folder / name).is_dir():
-            return self._load(self.folder / name, method)
+            try:
+                return self._load(self.folder / name, method)
+            except SteerError as error:  # a client is told the name that it gave, not where the operator keeps it
+                at = f"{self.folder}{os.sep}"
+                value = error.value.replace(at, "") if isinstance(error.value, str) else error.value
+                raise SteerError(error.field.replace(at, ""), value, error.valid.replace(at, "")) from error
         if not self.paths:
             known = self.names()
             valid = f"one of {', '.join(known)}{did_you_mean(name, known)}" if known else "left out: no artifacts lie here"

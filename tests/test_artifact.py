@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoConfig
 
 from llm_steer.artifact import (
@@ -226,8 +227,23 @@ def test_names_and_hashes(folder: Path) -> None:
     ],
 )
 def test_what_cannot_be_found(folder: Path, name: str, message: str) -> None:
-    with pytest.raises(SteerError, match=message):
+    with pytest.raises(SteerError, match=message) as caught:
         Shelf(MODEL, folder).find(name, "rebalance")
+    assert str(folder) not in f"{caught.value} {caught.value.field} {caught.value.value}", "where they lie is the operator's"
+
+
+def test_a_list_tells_what_is_wrong(folder: Path) -> None:
+    from llm_steer.hosts.vllm.artifacts import _listed
+
+    short = make(layer=1).save(folder / "short")
+    save_file({"vector": torch.ones(3)}, short / TENSORS)
+    about = json.loads((short / DESCRIPTION).read_text())
+    about["sha256"] = hashlib.sha256((short / TENSORS).read_bytes()).hexdigest()
+    (short / DESCRIPTION).write_text(json.dumps(about))
+    told = {row["name"]: row.get("refused", "") for row in _listed(Shelf(MODEL, folder))}
+    assert [name for name, refused in told.items() if not refused] == ["constant", "deeper", "good"]
+    assert "a tensor 'vector' of 4 numbers" in told["short"]
+    assert "the file that steer.json names" in told["damaged"]
 
 
 def test_outsiders_name_no_paths(folder: Path) -> None:

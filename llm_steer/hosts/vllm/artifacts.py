@@ -53,6 +53,8 @@ def _listed(shelf: Any) -> list[dict[str, Any]]:
     for name in shelf.names() if shelf is not None else ():
         try:
             artifact, warnings = shelf.find(name, None)
+            if "vector" in artifact.tensors:
+                artifact.vector()  # refused if it is of another size
         except SteerError as error:
             rows.append({"name": name, "refused": str(error)})
             continue
