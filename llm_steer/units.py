@@ -53,7 +53,7 @@ _SIDE = re.compile(
 _COUNTED = re.compile(r"[a-z]{2,}s")
 """Any other plural (``zebras``) is something that is counted, except for what changes the number."""
 _NO_COUNT = re.compile(
-    "times|plus|minus|less|yes|this|is|was|has|does|always|perhaps|besides|percents|scores|gross|dozens|hundreds|thousands|[a-z]+illions|"
+    "times|plus|minus|less|yes|this|is|was|has|does|always|perhaps|besides|percents|scores|gross|tens|dozens|hundreds|thousands|[a-z]+illions|"
     "halves|thirds|quarters|[a-z]+(?:nths|rths|fths|xths|hths|dths)"
 )
 FACTORS = {

@@ -27,25 +27,26 @@ def equal(gold: str, answer: str) -> bool:
     config = (latex, ExprExtractionConfig())
     # Bare golds often parse to nothing. Time is kept outside: their own alarms would be the one that kills us.
     parsed = [parse(f"\\boxed{{{text}}}", config, parsing_timeout=None) for text in (gold, answer)]
-    if verify(*parsed, timeout_seconds=None):
-        return True
-    return all(parsed) and _same_number(parsed[0][0], parsed[1][0])
+    same = _same_number(parsed[0][0], parsed[1][0]) if all(parsed) else None
+    return bool(verify(*parsed, timeout_seconds=None)) if same is None else same
 
 
-def _same_number(gold: Any, answer: Any) -> bool:
-    r"""Whether two constants are the same to 30 digits. For math-verify ``i`` is a variable, and ``e^{i\pi}`` not -1.
+def _same_number(gold: Any, answer: Any) -> bool | None:
+    r"""Whether two constants are the same, exactly or to 30 digits; None where they are no constants, or have no size.
 
-    Decimals are left to it: they are exact, and stand for no other number that is near.
+    For math-verify ``i`` is a variable, so that ``e^{i\pi}`` is not -1, and 10^400 is 10^400 + 1. Decimals are left to it.
     """
     import sympy
 
     values = [
         x.subs({s: sympy.I for s in x.free_symbols if s.name == "i"}) for x in (gold, answer) if isinstance(x, sympy.Expr)
     ]
-    if len(values) < 2 or any(value.free_symbols or value.has(sympy.Float) for value in values):
-        return False
-    distance, size = (abs(complex(sympy.N(x, 40))) for x in (values[0] - values[1], values[0]))
-    return distance <= 1e-30 * max(size, 1.0)
+    if len(values) < 2 or any(value.free_symbols or value.has(sympy.Float) or not value.is_finite for value in values):
+        return None
+    if (difference := (values[0] - values[1]).doit()).is_Rational:
+        return bool(difference == 0)
+    distance, size = (abs(sympy.N(x, 40)) for x in (difference, values[0]))
+    return bool(distance <= sympy.Float("1e-30") * max(size, 1))
 
 
 def main(seconds: int) -> None:

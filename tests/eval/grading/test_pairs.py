@@ -149,7 +149,14 @@ WRONG = [
     ("5", "5 \\text{ is less}"),
     ("5", "5 \\text{ perhaps}"),
     ("2", "2 \\text{ scores}"),
-    # constants that are near
+    ("5", "5 \\text{ tens}"),
+    # constants that are near, and those that have no size
+    ("\\infty", "-\\infty"),
+    ("\\infty", "0"),
+    ("0", "\\infty"),
+    ("10^{1000}", "10^{1001}"),
+    ("10^{400}", "10^{400}+1"),
+    ("i", "-i"),
     ("-1", "e^{2i\\pi}"),
     ("2", "i^2+2"),
     ("\\frac13", "0.33333333333333333333"),
