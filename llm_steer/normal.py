@@ -9,7 +9,7 @@ from fractions import Fraction
 from llm_steer import units
 
 _SPACING = re.compile(
-    r"(?<!\\)\\[!,;:> ]|\\q?quad(?![a-zA-Z])|\\displaystyle|\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|[$~]|\s+"
+    r"(?<!\\)\\[!,;:> ]|\\q?quad(?![a-zA-Z])|\\displaystyle|\\(?:left|right|[bB]igg?[lrm]?)(?![a-zA-Z])|[$~]|\s+"
 )
 _TEXT = re.compile(r"\\(?:text|mbox|textbf|textit|textrm|mathrm|mathbf|operatorname|bf|rm)\s*\{([^{}]*)\}")
 _DEGREE = re.compile(r"\^\{?\\circ\}?|\\degree|°|\\textdegree")

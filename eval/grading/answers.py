@@ -46,6 +46,8 @@ def compare(gold: str, answer: str) -> tuple[bool, str] | None:
         x, y = normal.without_name(x), normal.without_name(y)
     if x == y:
         return True, "exact"
+    if x.count("'") != y.count("'"):  # minutes, seconds, derivatives
+        return False, "convention"
     numbers = normal.rational(x), normal.rational(y)
     if numbers[0] is not None and numbers[1] is not None:
         return numbers[0] == numbers[1], "number"

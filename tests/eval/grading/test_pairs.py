@@ -10,6 +10,9 @@ from llm_steer.eval.grading import GRADERS, Gold, MathPool
 from llm_steer.eval.grading.graders import Grader
 
 RIGHT = [
+    # sizes of brackets
+    ("(1,2)", "\\bigl(1,2\\bigr)"),
+    ("[0,1]", "\\Big[ 0,1 \\Big]"),
     # what is counted
     ("5", "5 \\text{ zebras}"),
     ("5 \\text{ zebras}", "5"),
@@ -150,6 +153,8 @@ WRONG = [
     ("5", "5 \\text{ perhaps}"),
     ("2", "2 \\text{ scores}"),
     ("5", "5 \\text{ tens}"),
+    ("30", "30'"),
+    ("5''", "5"),
     # constants that are near, and those that have no size
     ("\\infty", "-\\infty"),
     ("\\infty", "0"),
