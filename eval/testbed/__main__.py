@@ -24,6 +24,8 @@ from llm_steer.errors import SteerError
 
 NAME = "python -m llm_steer.eval.testbed"
 
+LAST_SEED = 2**63 - 1
+
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="A small reasoning model of our own."
 )
@@ -51,13 +53,15 @@ def train(
         if steps is not None:
             check_range("--steps", steps, 1, recipe.steps)
         check_range("--save-every", save_every, 1, recipe.steps)
+        check_range("--seed", seed, 0, LAST_SEED)
         with _named("--out", out / name):
             folder = training.train(recipe, out / name, seed=seed, steps=steps, save_every=save_every)
             log = (folder / training.LOG).read_text(encoding="utf-8")
         if json:
             head, *rows = (line.split(",") for line in log.splitlines())
             log_rows = [dict(zip(head, map(float, row), strict=True)) for row in rows]
-            out_.document({"folder": str(folder), "seed": seed, "steps": recipe.steps, "log": log_rows})
+            steps = int(log_rows[-1]["step"])
+            out_.document({"folder": str(folder), "seed": seed, "steps": steps, "of": recipe.steps, "log": log_rows})
         else:
             out_.text(f"{loss_curve(log)}\nwrote {folder}\n")
 
@@ -77,11 +81,9 @@ def measure(
 
     with output(json) as out_:
         check_range("--count", count, 2, 10_000)
+        check_range("--seed", seed, 0, LAST_SEED)
         for section in only or ():
             _one_of("--only", section, SECTIONS)
-        for name in RECIPES:
-            if not (models / name / "config.json").is_file():
-                raise SteerError("--models", str(models), f"a folder with the checkpoints {', '.join(RECIPES)}")
 
         def tell(report: str) -> None:
             if out:
@@ -89,7 +91,9 @@ def measure(
                     out.write_text(report, encoding="utf-8")
 
         tell("")  # a place that cannot be written is told before the work
-        report = sections(models, count=count, seed=seed, only=only or SECTIONS, say=note, tell=tell)
+        for name in RECIPES:
+            _readable(models, name)
+        report = sections(models, count=count, seed=seed, only=list(dict.fromkeys(only or SECTIONS)), say=note, tell=tell)
         tell(report)
         if json:
             out_.document(document(report))
@@ -108,6 +112,7 @@ def show(
     from llm_steer.eval.testbed.traces import write
 
     with output(json) as out_:
+        check_range("--seed", seed, 0, LAST_SEED)
         rng = random.Random(seed)
         found: list[dict[str, Any]] = []
         for part in _recipe(name).parts:
@@ -131,16 +136,27 @@ def _one_of(field: str, value: str, known: Any) -> None:
         raise SteerError(field, value, f"one of {', '.join(known)}")
 
 
+def _readable(models: Path, name: str) -> None:
+    """Load a checkpoint, so that a damaged one is told before the work."""
+    from llm_steer.eval.testbed.sampling import load
+
+    valid = f"a folder with the checkpoints {', '.join(RECIPES)}"
+    if not (models / name / "config.json").is_file():
+        raise SteerError("--models", str(models), valid)
+    try:
+        load(models / name)
+    except Exception as error:  # whatever transformers makes of a damaged file
+        reason = " ".join(str(error).split())[:200]
+        raise SteerError("--models", str(models), f"{valid}; {name} cannot be loaded ({reason})") from error
+
+
 @contextmanager
 def _named(option: str, path: Path) -> Iterator[None]:
-    """What files have to say, in one line: they cannot be read or written, or hold something else."""
-    from safetensors import SafetensorError
-
+    """What the file system has to say, in one line."""
     try:
         yield
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise SteerError(option, str(path), f"a place that can be written and holds nothing else ({reason})") from error
+    except OSError as error:
+        raise SteerError(option, str(path), f"a place that can be written ({error.strerror or error})") from error
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 MAX_TEXT = 4_000
 """Characters of a program."""
 MAX_STEPS = 50_000
-"""Nodes that may be evaluated."""
+"""Nodes that may be evaluated, and items that comparisons and calls may look at."""
 MAX_ITEMS = 4_096
 """Items of a list, tuple or range."""
 MAX_NUMBER = 10**9
@@ -39,6 +39,7 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.GtE: lambda a, b: a >= b,
 }
 _CALLS: dict[str, Callable[..., Any]] = {"all": all, "any": any, "len": len, "sum": sum, "range": range}
+"""``sum`` adds integers only: with lists its time would grow with the square of their number."""
 
 
 def run(program: str) -> dict[str, Any]:
@@ -88,10 +89,21 @@ class _Machine:
             case _:
                 raise Refused(f"a statement of type {type(node).__name__}")
 
-    def value(self, node: ast.expr) -> Any:
-        self.steps += 1
+    def _charge(self, steps: int) -> None:
+        self.steps += steps
         if self.steps > MAX_STEPS:
             raise Refused(f"more than {MAX_STEPS} steps")
+
+    def _charge_items(self, value: Any) -> None:
+        """Charge what a comparison may look at. A list that holds itself twice, and so on, is small and has no end."""
+        unseen = [value]
+        while unseen:
+            if isinstance(item := unseen.pop(), list):
+                self._charge(len(item))
+                unseen.extend(item)
+
+    def value(self, node: ast.expr) -> Any:
+        self._charge(1)
         match node:
             case ast.Constant(value=bool() | int() | str() | None as constant):
                 return self._bounded(constant)
@@ -136,16 +148,21 @@ class _Machine:
             right = self.value(node)
             if type(op) not in _COMPARE:
                 raise Refused(f"a comparison of type {type(op).__name__}")
+            self._charge_items(left)
+            self._charge_items(right)
             if not _COMPARE[type(op)](left, right):
                 return False
             left = right
         return True
 
     def _call(self, name: str, arguments: list[Any]) -> Any:
-        if name == "range" and len(range(*arguments)) > MAX_ITEMS:
-            raise Refused(f"more than {MAX_ITEMS} items")
-        result = _CALLS[name](*arguments)
-        return self._bounded(list(result) if isinstance(result, range) else result)
+        if name == "sum" and not (len(arguments) == 1 and all(isinstance(item, int) for item in arguments[0])):
+            raise Refused("a sum of anything but one list of integers")
+        result = range(*arguments) if name == "range" else _CALLS[name](*arguments)
+        for items in (*arguments, result):
+            if isinstance(items, list | range):
+                self._charge(len(items))
+        return list(self._bounded(result)) if isinstance(result, range) else self._bounded(result)
 
     def _comprehension(self, item: ast.expr, generators: list[ast.comprehension]) -> list[Any]:
         outer = dict(self.names)
@@ -174,6 +191,6 @@ class _Machine:
     def _bounded(self, value: Any) -> Any:
         if isinstance(value, int) and abs(value) > MAX_NUMBER:
             raise Refused(f"a number beyond {MAX_NUMBER}")
-        if isinstance(value, list | str) and len(value) > MAX_ITEMS:
+        if isinstance(value, list | str | range) and len(value) > MAX_ITEMS:
             raise Refused(f"more than {MAX_ITEMS} items")
         return value

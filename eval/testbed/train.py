@@ -18,8 +18,10 @@ from llm_steer.eval.testbed.card import card
 from llm_steer.eval.testbed.data import IGNORE, batches
 from llm_steer.eval.testbed.muon import Muon
 from llm_steer.eval.testbed.recipes import Recipe
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+
+from llm_steer.errors import SteerError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -28,6 +30,7 @@ CARD = "README.md"
 STATE = "state"
 """What a run goes on from, as safetensors. Not named so: vLLM takes every file of that name in a folder for weights."""
 LOG = "train.csv"
+LOG_HEAD = "step,loss,lr,seconds,cpu_seconds"
 LOG_EVERY = 25
 """Steps that one line of the log averages over."""
 SOURCES = (
@@ -86,6 +89,10 @@ def train(
 
     Returns:
         The folder that holds the model.
+
+    Raises:
+        SteerError: the folder holds a state or a log that is damaged, or of a run with another recipe, seed or code; or
+            its run is past ``steps``.
     """
     from tqdm import tqdm
 
@@ -97,13 +104,14 @@ def train(
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     optimizers = [Muon(matrices, recipe.lr), torch.optim.AdamW(others, recipe.lr, betas=(0.9, 0.98), weight_decay=0.0)]
-    first = _resume(out / STATE, identity, model, optimizers)
+    first, spent, recent = _resume(out / STATE, identity, model, optimizers)
     last = min(steps or recipe.steps, recipe.steps)
+    if last < first:
+        raise SteerError("steps", last, f"at least {first}: so many steps are behind the run in {out}")
     if bf16 is None:
         bf16 = bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
     source = batches(recipe, tokenizer, seed, first)
-    recent: list[float] = []
-    spent = _cut_log(out / LOG, first)
+    _cut_log(out / LOG, first)
     started = time.monotonic() - spent[0], time.process_time() - spent[1]
     bar = tqdm(range(first, last), initial=first, total=last, desc=recipe.name, mininterval=5)
     for step in bar:
@@ -111,13 +119,15 @@ def train(
         rate = recipe.lr * schedule(step, recipe)
         recent.append(_update(model, optimizers, ids, labels, rate, bf16))
         done = step + 1
+        spent = time.monotonic() - started[0], time.process_time() - started[1]
         if done % LOG_EVERY == 0 or done == last:
             loss = sum(recent) / len(recent)
-            recent.clear()
             bar.set_postfix(loss=f"{loss:.4f}")
-            _log(out / LOG, done, loss, rate, time.monotonic() - started[0], time.process_time() - started[1])
+            _log(out / LOG, done, loss, rate, *spent)
+        if done % LOG_EVERY == 0:
+            recent.clear()
         if done % save_every == 0 or done == last:
-            _save(out / STATE, identity, done, model, optimizers)
+            _save(out / STATE, identity, done, spent, recent, model, optimizers)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     if last == recipe.steps:
@@ -159,23 +169,32 @@ def _log(path: Path, step: int, loss: float, rate: float, seconds: float, cpu_se
     new = not path.exists()
     with path.open("a", encoding="utf-8") as file:
         if new:
-            file.write("step,loss,lr,seconds,cpu_seconds\n")
+            file.write(f"{LOG_HEAD}\n")
         file.write(f"{step},{loss:.5f},{rate:.6f},{seconds:.0f},{cpu_seconds:.0f}\n")
 
 
-def _cut_log(path: Path, step: int) -> tuple[float, float]:
-    """Drop what a run that was stopped logged behind its last state. Returns what the rest took: seconds by the clock and
-    of the processor."""
-    if not path.exists():
-        return 0.0, 0.0
-    head, *rows = path.read_text(encoding="utf-8").splitlines()
-    kept = [row for row in rows if int(row.split(",")[0]) <= step]
+def _cut_log(path: Path, step: int) -> None:
+    """Leave what an unbroken run would have logged by this step: a run that was stopped logged its last step, too, or went
+    past its last state."""
+    wanted = range(LOG_EVERY, step + 1, LOG_EVERY)
+    if not path.exists() and not wanted:
+        return
+    try:
+        head, *rows = path.read_text(encoding="utf-8").splitlines()
+        known = {int(row.partition(",")[0]): row for row in rows}
+        if head != LOG_HEAD or any(row.count(",") != LOG_HEAD.count(",") for row in rows):
+            raise ValueError
+        kept = [known[number] for number in wanted]
+    except (OSError, ValueError, KeyError) as error:
+        valid = f"the log of the run in {path.parent}, whole up to step {step}; without it the run has to begin anew"
+        raise SteerError("log", str(path), valid) from error
     path.write_text("\n".join([head, *kept]) + "\n", encoding="utf-8")
-    seconds, cpu_seconds = kept[-1].split(",")[3:] if kept else (0, 0)
-    return float(seconds), float(cpu_seconds)
 
 
 # -- state to resume from: tensors only, nothing that runs when it is read ---------------------------------------------
+
+RECENT = "recent"
+"""Losses since the last line of the log, float64."""
 
 
 def _tensors(model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer]) -> dict[str, torch.Tensor]:
@@ -186,24 +205,50 @@ def _tensors(model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer]) -
     return tensors
 
 
-def _save(path: Path, identity: str, step: int, model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer]) -> None:
+def _digest(metadata: dict[str, str], tensors: dict[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _save(
+    path: Path,
+    identity: str,
+    step: int,
+    spent: tuple[float, float],
+    recent: list[float],
+    model: Qwen3ForCausalLM,
+    optimizers: list[torch.optim.Optimizer],
+) -> None:
     fresh = path.with_suffix(".new")
-    metadata = {"step": str(step), "identity": identity}
-    save_file({name: t.contiguous() for name, t in _tensors(model, optimizers).items()}, fresh, metadata)
+    tensors = {**_tensors(model, optimizers), RECENT: torch.tensor(recent, dtype=torch.float64)}
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    metadata = {"step": str(step), "identity": identity, "seconds": str(spent[0]), "cpu_seconds": str(spent[1])}
+    save_file(tensors, fresh, {**metadata, "sha256": _digest(metadata, tensors)})
     fresh.replace(path)  # a run that is killed while writing keeps the state before
 
 
-def _resume(path: Path, identity: str, model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer]) -> int:
-    """Load a state. Returns the number of steps that it has behind it; 0 where there is none."""
+def _resume(
+    path: Path, identity: str, model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer]
+) -> tuple[int, tuple[float, float], list[float]]:
+    """Load a state, if there is one. Returns the number of steps that it has behind it, the seconds by the clock and of the
+    processor that they took, and the losses that were not logged yet."""
     if not path.exists():
-        return 0
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-        if metadata["identity"] != identity:
-            raise ValueError(
-                f"{path} is the state of a run with another recipe, seed or code: give another folder or remove it"
-            )
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        return 0, (0.0, 0.0), []
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (OSError, SafetensorError) as error:
+        raise SteerError("state", str(path), f"a state of a run, whole ({error}); without it the run begins anew") from error
+    if metadata.pop("sha256", None) != _digest(metadata, tensors):
+        raise SteerError("state", str(path), "a state of a run, as it was written; without it the run begins anew")
+    if metadata["identity"] != identity:
+        valid = "the state of a run with this recipe, seed and code: give another folder or remove it"
+        raise SteerError("state", str(path), valid)
+    recent = tensors.pop(RECENT).tolist()
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(tensors[f"model.{name}"])
@@ -214,4 +259,4 @@ def _resume(path: Path, identity: str, model: Qwen3ForCausalLM, optimizers: list
             if kind == "optimizer" and int(rest[0]) == number:
                 state.setdefault(int(rest[1]), {})[rest[2]] = tensor
         optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-    return int(metadata["step"])
+    return int(metadata["step"]), (float(metadata["seconds"]), float(metadata["cpu_seconds"])), recent

@@ -19,6 +19,9 @@ GOOD = [
     "x = 5\nanswer = [x for x in (1, 2)]",
     "x = 5\ny = [x for x in (1, 2)]\nanswer = x",
     "answer = 0 or '' or 7",
+    "r = [[1, 2], [3]]\nanswer = r == [[1, 2], [3]] and [1, 2] < [1, 3] and r != [[1, 2], 3]",
+    "answer = sum([1, 2, True]) + sum([]) + len(range(1, 9, 3))",
+    "answer = [all([]), any([]), all('ab'), len('abc')]",
 ]
 BAD = [
     "import os",
@@ -71,6 +74,18 @@ BAD = [
     "#" * (MAX_TEXT + 1),
     "answer = 'x",
     "\ud800",
+    # Lists that share their parts are small and have no end.
+    "a = [0, 0]\nb = [0, 0]\n" + "a = [a, a]\nb = [b, b]\n" * 60 + "answer = a == b",
+    "a = [0, 0]\n" + "a = [a, a]\n" * 60 + "answer = a != [a, a]",
+    "a = [0, 0]\n" + "a = [a, a]\n" * 60 + "answer = a < a",
+    "a = [[range(4000) for x in range(4000)], 1]\nanswer = 1",
+    "r = range(4000)\na = [r for x in r]\nb = [r for x in r]\nanswer = [a == b for x in r]",
+    "r = range(4000)\nanswer = sum([r for x in range(4000)], [])",
+    "r = range(4000)\nanswer = [sum(r) for x in r]",
+    "r = range(4000)\nanswer = [all(r) or len(r) or any(r) for x in r]",
+    "answer = sum([[1]], [])",
+    "answer = sum([1], 2)",
+    "answer = sum(['a'])",
 ]
 
 

@@ -50,8 +50,23 @@ def test_resumes_to_the_bit(folder: Path, tmp_path: Path) -> None:
     assert whole.keys() == parts.keys()
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
     assert (tmp_path / LOG).read_text().count("\n") >= 2
-    with pytest.raises(ValueError, match="another recipe, seed or code"):
+    with pytest.raises(ValueError, match="a run with this recipe, seed and code"):
         train(SMOKE, tmp_path, seed=4)
+
+
+def test_the_log_is_that_of_an_unbroken_run(tmp_path: Path) -> None:
+    """Losses, whatever the steps at which the run was stopped or killed; times add up."""
+    recipe = dataclasses.replace(SMOKE, steps=55)
+    whole = train(recipe, tmp_path / "whole", save_every=100)
+    for steps in (7, 26, 50):
+        train(recipe, tmp_path / "parts", steps=steps, save_every=10)
+    with (tmp_path / "parts" / LOG).open("a") as log:
+        log.write("52,9.0,0.1,999,999\n")  # killed behind its last state
+    parts = train(recipe, tmp_path / "parts")
+    rows = [[row.split(",") for row in (folder / LOG).read_text().splitlines()] for folder in (whole, parts)]
+    assert [row[:3] for row in rows[0]] == [row[:3] for row in rows[1]]
+    assert [row[0] for row in rows[0]] == ["step", "25", "50", "55"]
+    assert all(float(row[3]) < 900 for row in rows[1][1:])
 
 
 def test_loads_and_samples(folder: Path) -> None:
