@@ -1,12 +1,16 @@
 """What steering hidden states costs: three engines side by side, in turns. Run by ``vllm_throughput.py --hidden``.
 
 *Vanilla* is vLLM without our entry points; *one layer* has residual hooks behind one decoder layer, *all layers* behind
-every one. In each round, for each condition, every engine decodes a block of 32 steps, one right after the other: nobody
-steers, or all requests do, with 1, 8 or 64 distinct configurations in the batch, by an open loop (``random_vector``, seeds
-differ) or a closed one (``rebalance``, which steers one layer; where all are, an open loop steers each of them beside it).
-Vanilla always runs the same. Each engine is checked to steer the layers that it should. The figure is the median over rounds
-of vanilla's time over this one's, with a 95 % interval by bootstrap. The cost must not grow with the number of
-configurations: the time with the most over that with one.
+every one. In each round, for each condition, every engine decodes a block of 32 steps: nobody steers, or all requests do,
+with 1, 8 or 64 distinct configurations in the batch, by an open loop (``random_vector``, seeds differ) or a closed one
+(``rebalance``, which steers one layer; where all are, an open loop steers each of them beside it). Vanilla always runs the
+same. The engines take turns within a block, two steps each, so that what else the machine does hits all of them alike: whole
+blocks, one after the other, differed by as much as what is to be seen. Each engine is checked to steer the layers that it
+should.
+
+The figure of a round is the median over turns of vanilla's time over this one's; what is reported, the median over rounds
+with a 95 % interval by bootstrap. The cost must not grow with the number of configurations: the time (in vanilla's) with the
+most over that with one.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +30,8 @@ from measuring import bootstrap_interval, in_words, print_json, say, table
 GOALS = {"one_layer": 0.97, "all_layers": 0.93}
 PLAIN: dict[str, list[dict[str, Any]]] = {"plain": [{}]}
 """What vanilla is asked for."""
+TURN = 2
+"""Steps that an engine decodes before it is the next one's turn."""
 FLAT = 1.03
 """Time with the most configurations over that with one, at most."""
 
@@ -72,10 +79,17 @@ class Child:
         self._process = subprocess.Popen(command, env=environment, text=True, stdin=pipe, stdout=pipe, stderr=sys.stderr)
         self._read()
 
-    def block(self, condition: str) -> float:
-        """Seconds of 32 decode steps."""
+    def begin(self, condition: str) -> None:
+        """Read the prompts of a fresh batch; the one before is dropped."""
+        self._ask(condition)
+
+    def turn(self) -> float:
+        """Seconds of the next decode steps."""
+        return self._ask(TURN)
+
+    def _ask(self, what: str | int) -> float:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(condition) + "\n")
+        self._process.stdin.write(json.dumps(what) + "\n")
         self._process.stdin.flush()
         return self._read()
 
@@ -105,18 +119,24 @@ def serve(engine_class: Any, job: dict[str, Any]) -> None:
     (found,) = engine._llm.apply_model(steered_layers)
     if found != job["layers"]:
         raise AssertionError(f"layers {found} are steered, not {job['layers']}")
-    for condition in job["asked"]:
-        engine.block(job["batch"], asked=job["asked"][condition])
+    for asked in job["asked"].values():
+        engine.block(job["batch"], asked=asked)
     replies.write("0\n")
     replies.flush()
     for line in sys.stdin:
-        measured = engine.block(job["batch"], asked=job["asked"][json.loads(line)])
-        replies.write(f"{measured['seconds']}\n")
+        seconds = 0.0
+        match json.loads(line):
+            case str(condition):
+                engine.drop()
+                engine.begin(job["batch"], job["asked"][condition])
+            case int(steps):
+                seconds = engine.steps(job["batch"], steps)["seconds"]
+        replies.write(f"{seconds}\n")
         replies.flush()
 
 
-def measure(job: dict[str, Any], environment: dict[str, str], counts: list[int], rounds: int) -> dict[str, Any]:
-    """Seconds of every block: engine, condition, round."""
+def measure(job: dict[str, Any], environment: dict[str, str], counts: list[int], rounds: int, turns: int) -> dict[str, Any]:
+    """Time over vanilla's, the median over the turns of each block: engine, condition, round."""
     from transformers import AutoConfig
 
     text = AutoConfig.from_pretrained(job["model"]).get_text_config()
@@ -132,35 +152,48 @@ def measure(job: dict[str, Any], environment: dict[str, str], counts: list[int],
             say(f"engine {name}")
             whole = {**job, "declared": named, "asked": asked if layers else PLAIN, "layers": layers, "hide": not layers}
             children[name] = Child(whole, environment)
-        seconds: dict[str, dict[str, list[float]]] = {name: {condition: [] for condition in asked} for name in children}
-        for number in range(rounds):
-            for condition in list(asked) if number % 2 else list(asked)[::-1]:
-                for name in list(children) if number % 2 else list(children)[::-1]:
-                    taken = children[name].block(condition if name != "vanilla" else "plain")
-                    seconds[name][condition].append(taken)
-            say(f"  round {number + 1} of {rounds}")
+        costs = take_turns(children, asked, rounds, turns)
         for child in children.values():
             child.close()
-    return seconds
+    return costs
 
 
-def summarise(seconds: dict[str, dict[str, list[float]]], counts: list[int]) -> dict[str, Any]:
+def take_turns(children: dict[str, Any], asked: Iterable[str], rounds: int, turns: int) -> dict[str, dict[str, list[float]]]:
+    """Let the engines decode blocks. The order alternates, of conditions between rounds, of engines between turns."""
+    names, asked = list(children), list(asked)
+    costs: dict[str, dict[str, list[float]]] = {n: {condition: [] for condition in asked} for n in names if n != "vanilla"}
+    for number in range(rounds):
+        for condition in asked if number % 2 else asked[::-1]:
+            for name, child in children.items():
+                child.begin(condition if name != "vanilla" else "plain")
+            taken: dict[str, list[float]] = {name: [] for name in names}
+            for turn in range(turns):
+                for name in names if turn % 2 else names[::-1]:
+                    taken[name].append(children[name].turn())
+            for name, found in costs.items():
+                ratios = [own / base for own, base in zip(taken[name], taken["vanilla"], strict=True)]
+                found[condition].append(statistics.median(ratios))
+        say(f"  round {number + 1} of {rounds}")
+    return costs
+
+
+def summarise(costs: dict[str, dict[str, list[float]]], counts: list[int]) -> dict[str, Any]:
     """Figures by name.
 
     Args:
-        seconds: of every block: engine, condition, round.
+        costs: time over vanilla's: engine, condition, round.
     """
     figures: dict[str, Any] = {}
     for name, goal in GOALS.items():
-        for condition, times in seconds[name].items():
-            ratios = [base / own for base, own in zip(seconds["vanilla"][condition], times, strict=True)]
+        for condition, times in costs[name].items():
+            ratios = [1 / cost for cost in times]
             low, high = bootstrap_interval(ratios)
             verdict = "met" if low >= goal else "not met" if high < goal or high - low <= 1 - goal else "unresolved"
             key = f"{name}.{condition}"
             figures |= {f"{key}.ratio": round(statistics.median(ratios), 4), f"{key}.verdict": verdict}
             figures |= {f"{key}.ratio_low": round(low, 4), f"{key}.ratio_high": round(high, 4)}
         for kind in ("open", "closed"):
-            first, last = seconds[name][f"{kind}_{counts[0]}"], seconds[name][f"{kind}_{counts[-1]}"]
+            first, last = costs[name][f"{kind}_{counts[0]}"], costs[name][f"{kind}_{counts[-1]}"]
             growth = [b / a for a, b in zip(first, last, strict=True)]
             low, high = bootstrap_interval(growth)
             key = f"{name}.{kind}_growth"

@@ -125,6 +125,7 @@ class Engine:
         ids = self._llm.get_tokenizer().encode(PROMPT)
         self._prompt = {"prompt_token_ids": ids}
         self._count = 0
+        self._names: list[str] = []
 
     def block(self, batch: int, *, steered: bool = True, asked: Sequence[dict[str, Any]] = (STEER,)) -> dict[str, float]:
         """Decode 32 tokens of each request of a fresh batch: seconds, CPU seconds, and seconds spent in our hooks.
@@ -132,27 +133,39 @@ class Engine:
         Args:
             asked: ``extra_args`` of steered requests, in turn.
         """
-        params = [self._params(one) for one in (asked if steered else ({},))]
-        names = []
+        self.begin(batch, asked if steered else ({},))
+        measured = self.steps(batch, STEPS)
+        self.drop()
+        return measured
+
+    def begin(self, batch: int, asked: Sequence[dict[str, Any]]) -> None:
+        """Add a fresh batch of requests and read their prompts."""
+        params = [self._params(one) for one in asked]
         for number in range(batch):
             self._count += 1
-            names.append(f"r{self._count}")
-            self._engine.add_request(names[-1], self._prompt, params[number % len(params)])
+            self._names.append(f"r{self._count}")
+            self._engine.add_request(self._names[-1], self._prompt, params[number % len(params)])
         produced: set[str] = set()
-        while len(produced) < batch:  # prompts
+        while len(produced) < batch:
             produced.update(output.request_id for output in self._engine.step())
+
+    def steps(self, batch: int, count: int) -> dict[str, float]:
+        """Decode ``count`` tokens of each request: seconds, CPU seconds, and seconds spent in our hooks."""
         outputs, hooks = 0, self.clock.seconds
         start, start_cpu = time.perf_counter(), time.process_time()
-        for _ in range(STEPS):
+        for _ in range(count):
             outputs += len(self._engine.step())
         seconds, cpu = time.perf_counter() - start, time.process_time() - start_cpu
-        hooks = self.clock.seconds - hooks
-        if outputs != STEPS * batch:
-            raise AssertionError(f"{outputs} tokens in {STEPS} steps of batch {batch}")
-        self._engine.abort_request(names)
+        if outputs != count * batch:
+            raise AssertionError(f"{outputs} tokens in {count} steps of batch {batch}")
+        return {"seconds": seconds, "cpu": cpu, "hooks": self.clock.seconds - hooks}
+
+    def drop(self) -> None:
+        """Abort the batch."""
+        self._engine.abort_request(self._names)
+        self._names.clear()
         while self._engine.has_unfinished_requests():
             self._engine.step()
-        return {"seconds": seconds, "cpu": cpu, "hooks": hooks}
 
 
 def _hide_entry_points() -> None:
@@ -315,9 +328,9 @@ def main() -> None:
             batch = (arguments.batches or [8 if arguments.quick else 64])[0]
             counts = [count for count in (1, 8, 64) if count <= batch]
             job |= {"batch": batch, "batches": [batch]}
-            seconds = vllm_hidden.measure(job, environment_of(job), counts, pairs)
+            costs = vllm_hidden.measure(job, environment_of(job), counts, pairs, STEPS // vllm_hidden.TURN)
             vllm_hidden.report(
-                vllm_hidden.summarise(seconds, counts), {**setup, "batch": batch, "rounds": pairs}, as_json=arguments.json
+                vllm_hidden.summarise(costs, counts), {**setup, "batch": batch, "rounds": pairs}, as_json=arguments.json
             )
             return
         report(arguments, job, setup, pairs, starts)

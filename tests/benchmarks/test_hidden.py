@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,14 +28,33 @@ def test_distinct_configurations(hidden: Any) -> None:
     assert every["open_1"][0]["steer"]["layers"] == [0, 1, 2]
 
 
+class Fake:
+    """An engine on a machine that is slow at times, for all of them."""
+
+    machine = itertools.cycle([1.0] * 9 + [5.0] * 9 + [2.0] * 3)
+
+    def __init__(self, costs: dict[str, float]) -> None:
+        self.costs = costs
+
+    def begin(self, condition: str) -> None:
+        self.cost = self.costs.get(condition, self.costs["else"])
+
+    def turn(self) -> float:
+        return self.cost * next(self.machine)
+
+
 def test_figures(hidden: Any) -> None:
     conditions = list(hidden.conditions([1, 8], [0]))
-    vanilla = [1.0, 2.0, 1.0, 2.0]  # a machine that is slow at times, for all of them
-    cost = {"one_layer": 1.01, "all_layers": 1.2}
-    seconds = {"vanilla": dict.fromkeys(conditions, vanilla)}
-    seconds |= {name: {c: [factor * t for t in vanilla] for c in conditions} for name, factor in cost.items()}
-    seconds["one_layer"]["open_8"] = [1.1 * t for t in vanilla]
-    figures = hidden.summarise(seconds, [1, 8])
+    children = {
+        "vanilla": Fake({"plain": 1.0, "else": math.nan}),
+        "one_layer": Fake({"open_8": 1.1, "else": 1.01}),
+        "all_layers": Fake({"else": 1.2}),
+    }
+    costs = hidden.take_turns(children, conditions, 4, 16)
+    assert {name: {c: len(values) for c, values in of.items()} for name, of in costs.items()} == dict.fromkeys(
+        ("one_layer", "all_layers"), dict.fromkeys(conditions, 4)
+    )
+    figures = hidden.summarise(costs, [1, 8])
     assert figures["one_layer.open_1.ratio"] == pytest.approx(1 / 1.01, abs=1e-4)
     assert figures["one_layer.open_1.ratio_low"] == figures["one_layer.open_1.ratio_high"]
     assert figures["one_layer.closed_8.verdict"] == "met"
