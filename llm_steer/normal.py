@@ -13,7 +13,12 @@ _SPACING = re.compile(
 )
 _TEXT = re.compile(r"\\(?:text|mbox|textbf|textit|textrm|mathrm|mathbf|operatorname|bf|rm)\s*\{([^{}]*)\}")
 _DEGREE = re.compile(r"\^\{?\\circ\}?|\\degree|°|\\textdegree")
-_PERCENT = re.compile(r"\\?%|\\?\bpercent\b")
+_PERCENT = re.compile(r"(?<=[\d}\])\s])(?:\\?%|\\?\bpercent\b)(?!\s*[\da-zA-Z({]|\.\d)")
+_SIGN_BEFORE = re.compile(r"\s*[-+]?\s*(\\\$|€|£)")
+"""A bare ``$`` only delimits mathematics."""
+_SIGNS = {"\\$": "dollar", "€": "euro", "£": "lb"}  # both are written "pounds"
+_TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
+_IN_DEGREES = re.compile(rf"(\d+(?:\.\d+)?)\s*(?:{_DEGREE.pattern})")
 _SHORT_FRACTION = re.compile(r"\\frac(?:(\d)|\{(\d+)\})(?:(\d)|\{(\d+)\})")
 _THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:,|\{,\})\d{3})+(?!\d)")
 _LIST_BY_SPACES = re.compile(r"\d+(?: \d+)+")
@@ -33,6 +38,8 @@ _PROSE = re.compile(r"\\(?:text|mbox|textbf|textit|textrm|mathrm|mathbf)\s*\{[^{
 _RELATION = re.compile(r"(<|>|≤|≥|\\[lg](?:eq?|t)(?:slant)?(?![a-zA-Z])) ?")
 _SPELLINGS = {
     "\\$": "",
+    "€": "",
+    "£": "",
     "\\%": "%",
     "−": "-",
     "\\dfrac": "\\frac",
@@ -44,6 +51,21 @@ _SPELLINGS = {
 }
 _UPRIGHT = re.compile(r"\\(?:text|mbox|textrm|mathrm|mathbf|textbf)\s*\{\s*([a-zA-Z]|[^a-zA-Z{}]*)\s*\}")
 """A letter or a sign that is set upright means what it means otherwise: ``2\\mathrm{i}``, ``7\\text{:}30``."""
+_REALS = re.compile(r"(?:[a-zA-Z]\\in ?)?(?:\\mathbb\{?R\}?|\\R(?:eals)?|ℝ)")
+_REAL_LINE = "(-\\infty,\\infty)"
+_WORDED = {
+    "infinity": "\\infty",
+    "+infinity": "\\infty",
+    "positive infinity": "\\infty",
+    "-infinity": "-\\infty",
+    "negative infinity": "-\\infty",
+    "all real numbers": _REAL_LINE,
+    "all reals": _REAL_LINE,
+    "real numbers": _REAL_LINE,
+    "the real numbers": _REAL_LINE,
+    "empty set": "\\emptyset",
+    "the empty set": "\\emptyset",
+}
 _SHORT_WORDS = {"yes", "no", "odd", "one", "two", "six", "ten", "all", "any"}
 
 
@@ -54,11 +76,14 @@ class Form:
     word: str | None
     unit: str | None
     text: str
+    variable: str | None = None
+    """Of an inequality that :func:`as_interval` turns into an interval."""
 
     @classmethod
     def of(cls, answer: str) -> Form:
+        answer = _WORDED.get(plain_text(answer).casefold(), answer)
         text, unit = _alternatives(answer)
-        return cls(word(answer), unit, text)
+        return cls(word(answer), unit, text, _variable(compact(answer)))
 
     @property
     def prose(self) -> bool:
@@ -80,7 +105,7 @@ def plain_text(answer: str) -> str:
     previous = None
     while previous != answer:
         previous, answer = answer, _TEXT.sub(r"\1", answer)
-    return re.sub(r"\s+", " ", answer.replace("$", "").replace("\\ ", " ")).strip().rstrip(".").strip()
+    return re.sub(r"\s+", " ", answer.replace("$", "").replace("\\ ", " ")).rstrip("\\ \n").strip().rstrip(".").strip()
 
 
 def spelling(answer: str) -> str:
@@ -101,11 +126,15 @@ def word(answer: str) -> str | None:
 def compact(answer: str) -> str:
     r"""Mathematics without what only looks: spaces, ``\left``, ``$``, degrees, percent and currency signs, thousands
     separators, a final full stop."""
+    answer = answer.rstrip("\\ \n")
     for old, new in _SPELLINGS.items():
         answer = answer.replace(old, new)
+    if _TRIGONOMETRY.search(answer):
+        answer = _IN_DEGREES.sub(r"(\\frac{\1\\pi}{180})", answer)
     answer = _UPRIGHT.sub(r"\1", answer)
     answer = _grouped(_PERCENT.sub("", _DEGREE.sub("", re.sub(r"^\s*–", "-", answer))))
     answer = _listed(_mixed(_SPACING.sub(" ", answer)))
+    answer = re.sub(r"([_^][a-zA-Z\d]) (?=\d)", r"\1\\cdot", answer)  # x_1 2 is not x_12
     answer = re.sub(r"(?<=[a-zA-Z]) (?=[a-zA-Z])", "\0", answer).replace(" ", "").replace("\0", " ")
     answer = _SHORT_FRACTION.sub(lambda m: f"\\frac{{{m[1] or m[2]}}}{{{m[3] or m[4]}}}", answer.rstrip("."))
     return "\\emptyset" if answer == "\\{\\}" else answer
@@ -130,8 +159,24 @@ def _listed(answer: str) -> str:
 def split_unit(answer: str) -> tuple[str, str | None]:
     r"""A quantity and its unit (``15\mbox{ cm}^2`` -> ``15``, ``cm2``); None where something else, or nothing, follows it.
 
-    What multiplies is part of the quantity: ``3 \text{ million dollars}`` -> ``3000000``, ``dollar``.
+    What multiplies is part of the quantity: ``3 \text{ million dollars}`` -> ``3000000``, ``dollar``. Signs are units, too,
+    and stay where they are: ``\$5`` has ``dollar``, ``5^\circ`` ``degree``.
     """
+    quantity, unit = _split_words(answer)
+    return quantity, unit or _sign(answer) or unit
+
+
+def _sign(quantity: str) -> str | None:
+    if found := _SIGN_BEFORE.match(quantity):
+        return _SIGNS[found[1]]
+    bare = quantity.rstrip(" $.\\")
+    for pattern, name in ((_DEGREE, "degree"), (_PERCENT, "percent")):
+        if any(found.end() == len(bare) for found in pattern.finditer(bare)):
+            return None if _TRIGONOMETRY.search(bare) else name
+    return None
+
+
+def _split_words(answer: str) -> tuple[str, str | None]:
     found = _BEFORE_WORDS.fullmatch(answer.strip())
     if not found or (not found["words"].startswith("\\") and not _may_be_words(**found.groupdict())):
         return answer, None
@@ -211,6 +256,40 @@ def based(answer: str) -> tuple[str, str] | None:
     return (found[1], found[2]) if found else None
 
 
+def written_in(digits: str, base: str) -> bool:
+    """Whether a base has these digits."""
+    return not base.isdigit() or max(int(digit, 16) for digit in digits) < int(base[:3])
+
+
+def residue(answer: str) -> tuple[int, int] | None:
+    r"""Number and modulus of ``4 \pmod 3`` or ``x \equiv 4 \pmod{3}``, in :func:`compact` form."""
+    found = re.fullmatch(r"(?:[a-zA-Z]\\equiv ?)?(-?\d{1,30})\(?\\?[pb]?mod ?\{?(\d{1,30})\}?\)?", answer)
+    return (int(found[1]), int(found[2])) if found and int(found[2]) else None
+
+
+def ellipses(answer: str) -> int:
+    """How often it says "and so on"."""
+    return len(re.findall(r"\\[lc]?dots[bcimo]?(?![a-zA-Z])|\.\.\.|…", answer))
+
+
+def listed(answer: str) -> int | None:
+    r"""Number of items of a list with or without braces; None for anything else. In :func:`compact` form."""
+    if brackets(answer) == "{}":
+        answer = answer[2:-2]
+    if answer.startswith(("(", "[")) or "," not in answer or re.search(r"\\[mp][mp](?![a-zA-Z])", answer):
+        return None
+    depth, items = 0, 1
+    for sign in answer:
+        depth += (sign in "([{") - (sign in ")]}")
+        items += sign == "," and depth == 0
+    return items
+
+
+def takes_several(answer: str) -> bool:
+    r"""Whether its commas are between the arguments of a function, as in ``\max(1,2)``."""
+    return "," not in re.sub(r"\\(?:operatorname\{)?(?:gcd|lcm|max|min)\}?\([^()]*\)", "", answer)
+
+
 def brackets(answer: str) -> str:
     r"""What encloses a whole list: ``()``, ``[]``, ``[)``, ``(]``, ``{}``, or nothing. In :func:`compact` form."""
     for opening in ("\\{", "(", "["):
@@ -223,6 +302,8 @@ def brackets(answer: str) -> str:
 
 def as_interval(answer: str) -> str:
     r"""``-2\le x<7`` as ``[-2,7)``, ``x\ge 3`` as ``[3,\infty)``; anything else as it is. In :func:`compact` form."""
+    if _REALS.fullmatch(answer):
+        return _REAL_LINE
     sides = _RELATION.split(answer)
     if len(sides) not in (3, 5) or len({_falls(relation) for relation in sides[1::2]}) != 1:
         return re.sub(r"^[a-zA-Z]\\in ?(?=[\[(\\])", "", answer)
@@ -234,6 +315,12 @@ def as_interval(answer: str) -> str:
     if not _is_name(name) or not low or not high or "," in low + high or "=" in low + high:
         return answer
     return f"{'(' if _strict(first) else '['}{low},{high}{')' if _strict(second) else ']'}"
+
+
+def _variable(answer: str) -> str | None:
+    r"""``x`` of ``-2\le x<7`` and of ``x<1\text{or}x>3``, in :func:`compact` form; None where there is no one name."""
+    names = {side.strip() for side in _RELATION.split(answer) if _is_name(side)} if _RELATION.search(answer) else set()
+    return names.pop() if len(names) == 1 else None
 
 
 def _is_name(text: str) -> bool:

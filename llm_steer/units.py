@@ -34,6 +34,7 @@ _NAMES = {
         "dollar": "dollar",
         "cent": "cent",
         "euro": "euro",
+        "percent": "percent",
         "degree": "degree deg",
         "radian": "radian rad",
         "mi/h": "mph",
@@ -53,7 +54,9 @@ _SIDE = re.compile(
 _COUNTED = re.compile(r"[a-z]{2,}s")
 """Any other plural (``zebras``) is something that is counted, except for what changes the number."""
 _NO_COUNT = re.compile(
-    "times|plus|minus|less|yes|this|is|was|has|does|always|perhaps|besides|percents|scores|gross|tens|dozens|hundreds|thousands|[a-z]+illions|"
+    "times|plus|minus|less|yes|this|is|was|has|does|always|perhaps|besides|guess|maybes|"
+    "couples|scores|gross|tens|dozens|hundreds|thousands|lakhs|crores|myriads|[a-z]+illions|"
+    "doubles|triples|multiples|powers|exponents|factorials|logs|mods|squared|inverses|reciprocals|negatives|opposites|"
     "halves|thirds|quarters|[a-z]+(?:nths|rths|fths|xths|hths|dths)"
 )
 FACTORS = {

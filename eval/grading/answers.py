@@ -41,23 +41,35 @@ def compare(gold: str, answer: str) -> tuple[bool, str] | None:
         return True, "exact"
     if a.unit and b.unit and a.unit != b.unit:
         return False, "convention"
+    if a.variable and b.variable and a.variable != b.variable:
+        return False, "convention"
     x, y = a.text, b.text
     if ("=" in x) != ("=" in y):
         x, y = normal.without_name(x), normal.without_name(y)
     if x == y:
         return True, "exact"
-    if x.count("'") != y.count("'"):  # minutes, seconds, derivatives
+    signs = ("'", "%")  # minutes, seconds, derivatives; percent signs that are no unit
+    if any(x.count(sign) != y.count(sign) for sign in signs) or normal.ellipses(x) != normal.ellipses(y):
         return False, "convention"
     numbers = normal.rational(x), normal.rational(y)
     if numbers[0] is not None and numbers[1] is not None:
         return numbers[0] == numbers[1], "number"
-    if any(n is not None and "," in text for n, text in zip(numbers, (y, x), strict=True)):
+    others = zip(numbers, (y, x), strict=True)
+    if any(n is not None and "," in text and not normal.takes_several(text) for n, text in others):
+        return False, "convention"
+    residues = normal.residue(x), normal.residue(y)
+    if residues[0] and residues[1]:
+        (r, modulus), (s, other) = residues
+        return modulus == other and (r - s) % modulus == 0, "number"
+    counts = normal.listed(x), normal.listed(y)
+    if None not in counts and counts[0] != counts[1]:
         return False, "convention"
     bases = normal.based(x), normal.based(y)
     if any(bases):
         digits = [base[0] if base else text for base, text in zip(bases, (x, y), strict=True)]
-        same_base = not all(bases) or bases[0][1] == bases[1][1]  # type: ignore[index]
-        return digits[0] == digits[1] and same_base, "convention"
+        same_base = len({base[1] for base in bases if base}) == 1
+        sound = all(normal.written_in(*base) for base in bases if base)
+        return digits[0] == digits[1] and same_base and sound, "convention"
     if a.prose or b.prose:
         return False, "text"
     around = normal.brackets(x), normal.brackets(y)

@@ -3,29 +3,62 @@ r"""The answer's place in a text: the last ``\boxed{}``."""
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from llm_steer.tokens import THINK_CLOSE
 
-_OPENING = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+_TOKEN = re.compile(r"(?P<box>\\(?:boxed|fbox)(?![A-Za-z])\s*)(?P<open>\{?)|\\.|[{}]", re.DOTALL)
 _WITHOUT_BRACES = re.compile(r"[^\s$\\{}]+")
+
+
+@dataclass(frozen=True)
+class _Box:
+    start: int
+    content: int
+    end: int
+    closing: int
+    """Width of what closes it: nothing where there are no braces."""
 
 
 def last_box(text: str) -> str | None:
     r"""Content of the last ``\boxed{...}`` (or ``\fbox{...}``, or ``\boxed 7``).
 
-    The last one alone counts: if it is empty, or never closed, there is no answer, whatever was boxed before.
+    The last one alone counts: if it is empty, or never closed, there is no answer, whatever was boxed before. If it stands
+    in another one, that one is the answer, and boxes within do not show.
     """
-    opening = None
-    for opening in _OPENING.finditer(text):  # noqa: B007  (the last match is wanted)
-        pass
-    if opening is None:
+    last, boxes = _boxes(text)
+    if last not in boxes:
         return None
-    if text[opening.end() : opening.end() + 1] == "{":
-        content = _group(text, opening.end())
-    else:
-        bare = _WITHOUT_BRACES.match(text, opening.end())
-        content = bare[0].rstrip(".,") if bare else None
-    return (content or "").strip() or None
+    inner = boxes[last]
+    around = min((box for box in boxes.values() if box.start <= inner.start and inner.end <= box.end), key=lambda b: b.start)
+    cuts = {around.content: 0}
+    for box in boxes.values():
+        if around.start < box.start and box.end < around.end:
+            cuts |= {box.start: box.content - box.start, box.end: box.closing}
+    shown, place = "", around.content
+    for cut in sorted(cuts):
+        shown += text[place:cut]
+        place = cut + cuts[cut]
+    shown = (shown + text[place : around.end]).strip()
+    return re.sub(r"(?<!\\)\\$", "", shown).strip() or None  # of a space in mathematics
+
+
+def _boxes(text: str) -> tuple[int, dict[int, _Box]]:
+    """Where the last box starts (-1: nowhere), and all that are whole, by their starts."""
+    last, boxes = -1, {}
+    opened: list[tuple[int, int] | None] = []
+    for token in _TOKEN.finditer(text):
+        if token["box"]:
+            last = token.start()
+            if token["open"]:
+                opened.append((token.start(), token.end()))
+            elif bare := _WITHOUT_BRACES.match(text, token.end()):
+                boxes[last] = _Box(last, token.end(), token.end() + len(bare[0].rstrip(".,")), 0)
+        elif token[0] == "{":
+            opened.append(None)
+        elif token[0] == "}" and opened and (box := opened.pop()):
+            boxes[box[0]] = _Box(*box, token.start(), 1)
+    return last, boxes
 
 
 def after_thinking(text: str, *, required: bool) -> str:
@@ -36,17 +69,3 @@ def after_thinking(text: str, *, required: bool) -> str:
     """
     _, closed, rest = text.rpartition(THINK_CLOSE)
     return rest if closed or not required else ""
-
-
-def _group(text: str, start: int) -> str | None:
-    """What stands between the brace at ``start`` and its partner; None if it has none."""
-    depth, i = 0, start
-    while i < len(text):
-        if text[i] == "\\":
-            i += 2
-            continue
-        depth += {"{": 1, "}": -1}.get(text[i], 0)
-        if depth == 0:
-            return text[start + 1 : i]
-        i += 1
-    return None

@@ -15,7 +15,7 @@ from .answers import MAX_ANSWER, NO_ANSWER, Verdict, compare, for_algebra
 from .boxes import after_thinking, last_box
 from .pool import MathPool
 
-VERSION = 3
+VERSION = 4
 """Raise it when a verdict can change: runs graded before then say so and can be regraded."""
 
 

@@ -27,21 +27,36 @@ def equal(gold: str, answer: str) -> bool:
     config = (latex, ExprExtractionConfig())
     # Bare golds often parse to nothing. Time is kept outside: their own alarms would be the one that kills us.
     parsed = [parse(f"\\boxed{{{text}}}", config, parsing_timeout=None) for text in (gold, answer)]
-    same = _same_number(parsed[0][0], parsed[1][0]) if all(parsed) else None
+    if not all(parsed):
+        return bool(verify(*parsed, timeout_seconds=None))
+    gold_, answer_ = parsed[0][0], parsed[1][0]
+    if not _may_hold(gold_) or not _may_hold(answer_):
+        return False
+    same = _same_number(gold_, answer_)
     return bool(verify(*parsed, timeout_seconds=None)) if same is None else same
+
+
+def _may_hold(x: Any) -> bool:
+    """Whether no equation between constants in it is wrong: math-verify takes 5 = 6 for 6."""
+    import sympy
+
+    equations = x.atoms(sympy.Equality) if isinstance(x, sympy.Basic) else ()
+    return all(_same_number(equation.lhs, equation.rhs) is not False for equation in equations)
 
 
 def _same_number(gold: Any, answer: Any) -> bool | None:
     r"""Whether two constants are the same, exactly or to 30 digits; None where they are no constants, or have no size.
 
-    For math-verify ``i`` is a variable, so that ``e^{i\pi}`` is not -1, and 10^400 is 10^400 + 1. Decimals are left to it.
+    For math-verify ``i`` is a variable, so that ``e^{i\pi}`` is not -1, 10^400 is 10^400 + 1, and 3.1415926 is pi. Here
+    decimals are exact.
     """
     import sympy
 
     values = [
         x.subs({s: sympy.I for s in x.free_symbols if s.name == "i"}) for x in (gold, answer) if isinstance(x, sympy.Expr)
     ]
-    if len(values) < 2 or any(value.free_symbols or value.has(sympy.Float) or not value.is_finite for value in values):
+    values = [x.xreplace({f: sympy.Rational(str(f)) for f in x.atoms(sympy.Float)}) for x in values]
+    if len(values) < 2 or any(value.free_symbols or not value.is_finite for value in values):
         return None
     if (difference := (values[0] - values[1]).doit()).is_Rational:
         return bool(difference == 0)

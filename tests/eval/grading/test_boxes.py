@@ -29,6 +29,14 @@ from llm_steer.eval.grading.boxes import after_thinking
         (r"\boxed{a\}", None),
         (r"\boxedness{5}", None),
         (r"\boxed{\boxed{5}}", "5"),
+        (r"\boxed{\boxed{5}6}", "56"),
+        (r"\boxed{x = \boxed{\frac{1}{2}}}", r"x = \frac{1}{2}"),
+        (r"\boxed{\fbox 1, \boxed{2}}", "1, 2"),
+        (r"\boxed{\boxed{1}} \boxed{2}", "2"),
+        (r"\boxed{\boxed{5}", "5"),
+        (r"\boxed{1 \boxed{5", None),
+        (r"} { \boxed{5} }", "5"),
+        (r"\boxed{5\ }", "5"),
         ("", None),
         ("the answer is 5", None),
     ],
@@ -40,7 +48,9 @@ def test_the_last_box(text, box):
 @given(st.text(alphabet="\\{}boxed 1$", max_size=40))
 def test_any_text_has_a_box_or_none(text):
     box = last_box(text)
-    assert box is None or (box and box in text)
+    assert box is None or (box and "boxed{" not in box)
+    if box and text.count("boxed") == 1:
+        assert box in text
 
 
 def nested(depth):
