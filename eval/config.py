@@ -31,6 +31,8 @@ class RunConfig(Strict):
     """Environment variable that holds the servers' key."""
     parallel: int = Field(default=32, ge=1)
     """Requests at a time, at each server."""
+    timeout: float = Field(default=1800.0, gt=0, allow_inf_nan=False)
+    """Seconds in which a server must answer a request."""
     data: dict[str, str] = Field(default_factory=dict)
     """Files of rows by task, in place of the hub."""
     limit: int | None = Field(default=None, ge=1)

@@ -11,6 +11,7 @@ from llm_steer.eval.config import RunConfig
 from llm_steer.eval.methods import Method
 
 from llm_steer.engines.base import Engine
+from llm_steer.engines.http import UNSTEERED
 from llm_steer.errors import MissingDependencyError, SteerError, UnsupportedError
 
 
@@ -27,18 +28,21 @@ def open_engine(config: RunConfig, methods: list[Method]) -> tuple[Engine, Any]:
     if (kind == "url") != bool(config.urls):
         raise SteerError("--url", config.urls, "given for --engine url, and for no other")
     if kind == "url":
-        return _servers(config), None
+        return _servers(config, methods), None
     return _vllm(config, methods) if kind == "vllm" else _hf(config)
 
 
-def _servers(config: RunConfig) -> Engine:
+def _servers(config: RunConfig, methods: list[Method]) -> Engine:
+    key = os.environ.get(config.key_env)
     engine = Engine.from_url(
-        config.urls, config.model or None, api_key=os.environ.get(config.key_env), parallel=config.parallel
+        config.urls, config.model or None, api_key=key, parallel=config.parallel, timeout=config.timeout
     )
     try:
-        engine.identity()
+        identity = engine.identity()
     except UnsupportedError as error:
         raise UnsupportedError(f"{error}. Nothing was lost: the same command goes on when a server is there") from error
+    if "steering" not in identity and (steered := [m.label for m in methods if m.spec]):
+        raise UnsupportedError(f"--steer {', '.join(steered)}: {UNSTEERED}")
     return engine
 
 
@@ -57,6 +61,10 @@ def _hf(config: RunConfig) -> tuple[Engine, Any]:
     device = config.device
     if device == "auto":
         device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise SteerError("device", device, f"a device of this machine ({str(error).splitlines()[0]})") from error
     with loading(label, "MODEL"):
         model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **config.engine_args)
         model = model.to(device).eval()

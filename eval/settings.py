@@ -45,4 +45,6 @@ def validated(model: type[M], data: Any, where: str) -> M:
             message = f"left out: there is no such field{did_you_mean(unknown, model.model_fields)}"
         elif problem["type"] == "missing":
             message = "given"
+        elif problem["type"] == "too_short":
+            message = f"a list with at least {problem['ctx']['min_length']}"
         raise SteerError(where + path, None if problem["type"] == "missing" else problem["input"], message) from error

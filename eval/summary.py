@@ -131,7 +131,11 @@ def summarize(path: Path, against: str | None = None) -> Summary:
     run, problems, grades = folder.needed(), folder.problems(), folder.grades()
     if against is not None and against not in run["methods"]:
         raise SteerError("--against", against, f"a method of this run: {', '.join(run['methods'])}")
-    rows: list[Row] = [row for row in folder.results() if row["key"] in grades]
+    answered = list(folder.results())
+    if lost := grades.keys() - {row["key"] for row in answered}:
+        valid = f"a folder with the answers to all of its verdicts: {len(lost)} are missing; `llm-steer eval` asks again"
+        raise SteerError("folder", str(path), valid)
+    rows: list[Row] = [row for row in answered if row["key"] in grades]
     for row in rows:
         if (row["task"], row["id"]) not in problems:
             valid = f"a folder whose problems.jsonl has {row['id']!r} of {row['task']}, which an answer is to"

@@ -62,8 +62,9 @@ def parse_grids(texts: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
 
 
 def for_tuning(item: tasks.Item, share: float) -> bool:
-    """Whether a problem of a split task is tuned on: by a hash of what is asked, so the same in every run and order."""
-    return int(hashlib.sha256(f"tune/{item.fingerprint}".encode()).hexdigest()[:8], 16) / 2**32 < share
+    """Whether a problem of a split task is tuned on: by a hash of what is asked, so the same in every run and order, and
+    for a problem that is there twice."""
+    return int(hashlib.sha256(f"tune/{item.words}".encode()).hexdigest()[:8], 16) / 2**32 < share
 
 
 def sweep(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import math
 import random
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,11 +17,13 @@ from typing import Any
 from llm_steer.eval.grading import Gold
 from llm_steer.eval.grading.graders import label_of, option_of
 
-from llm_steer.errors import MissingDependencyError, SteerError
+from llm_steer.errors import MissingDependencyError, SteerError, shorten
 
 from .spec import PLACEHOLDER, ROWS, Column, Generated, Hub, TaskSpec
 
 Row = Mapping[str, Any]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -30,14 +35,15 @@ class Item:
     gold: Gold
     level: str | None = None
     asked: str | None = None
-    """What the row says, without the task's own sentences around it; None where problems are drawn."""
+    """What the row says in small letters, without the task's own sentences around it; None where problems are drawn."""
 
     @property
     def words(self) -> str:
-        """SHA-256 of what the row says: equal for the same problem in tasks that put it into different prompts."""
+        """SHA-256 of what the row says, whatever its spaces and capitals: equal for the same problem in tasks that put it
+        into different prompts."""
         if self.asked is None:
             return self.fingerprint
-        return hashlib.sha256(" ".join(self.asked.split()).encode(errors="surrogatepass")).hexdigest()
+        return hashlib.sha256(self.asked.encode(errors="surrogatepass")).hexdigest()
 
     @property
     def fingerprint(self) -> str:
@@ -80,7 +86,7 @@ def load(spec: TaskSpec, data: Path | None = None, *, seed: int = 0, limit: int 
         rows = ((f"problem {n}", row) for n, row in enumerate(drawn, 1))
         sha256, source, limit = _digest(drawn), "generated", None
     elif data is not None:
-        text = _read(data)
+        text = _read(data).removeprefix("\ufeff")
         rows, sha256, source = _rows(text, data.name), hashlib.sha256(text.encode()).hexdigest(), data.name
     elif spec.hub is not None:
         found = [*_from_hub(spec.hub)]
@@ -90,6 +96,7 @@ def load(spec: TaskSpec, data: Path | None = None, *, seed: int = 0, limit: int 
         raise SteerError("--data", None, f"a file for {spec.name}, which is not on the hub ({spec.source})")
     items = []
     seen: dict[str, str] = {}
+    golds: dict[str, tuple[str, str]] = {}
     for where, row in rows:
         if limit is not None and len(items) == limit:
             break
@@ -99,6 +106,11 @@ def load(spec: TaskSpec, data: Path | None = None, *, seed: int = 0, limit: int 
                 raise SteerError(f"{source} {where}: id", item.id, f"another than in {seen[item.id]}")
             item = replace(item, id=f"{item.id}-{len(items)}")
         seen[item.id] = where
+        gold = item.gold.options[ord(item.gold.answer) - ord("A")] if spec.choices else item.gold.answer
+        before, first = golds.setdefault(item.words, (gold, where))
+        if before != gold:
+            answers = f"{shorten(gold, 40)}, there {shorten(before, 40)}"
+            _log.warning("%s %s: the same problem as in %s with another answer, %s", source, where, first, answers)
         items.append(item)
     if not items:
         raise SteerError("--data", source, "data with at least one row")
@@ -175,14 +187,15 @@ def _item(spec: TaskSpec, row: Row, where: str, seed: int) -> Item:
     if spec.id and own_id is None:
         raise SteerError(f"{where}: {spec.id.any_of[0]}", None, "given: it is the problem's id")
     id_ = _text(own_id) if spec.id else hashlib.sha256(asked.encode(errors="surrogatepass")).hexdigest()[:12]
-    said = json.dumps(sorted(map(_text, values.values())), ensure_ascii=False)
+    plain = (unicodedata.normalize("NFKC", _text(value)).casefold().split() for value in values.values())
+    said = json.dumps(sorted(" ".join(words) for words in plain), ensure_ascii=False)
     options: tuple[str, ...] = ()
     if spec.choices:
         options, answer = _shuffled(spec, row, where, random.Random(f"{seed}/{spec.name}/{id_}"))
         values["options"] = [f"{chr(ord('A') + n)}) {option}" for n, option in enumerate(options)]
     else:
         assert spec.answer is not None
-        answer = _text(_needed(row, spec.answer, f"{where}: {spec.answer.any_of[0]}", "an answer: this row has none"))
+        answer = _answer(row, spec.answer, where)
     if spec.labels:
         if spec.options:
             options = tuple(_bare(o) for o in _value(row, spec.options) or ())
@@ -228,6 +241,16 @@ def _needed(row: Row, column: Column, field: str, valid: str) -> Any:
     return value
 
 
+def _answer(row: Row, column: Column, where: str) -> str:
+    """What is right: a text, a number or a truth value, or a list of one of these."""
+    field = f"{where}: {column.any_of[0]}"
+    value = _needed(row, column, field, "an answer: this row has none")
+    for one in value if isinstance(value, list) else [value]:
+        if not isinstance(one, str | int | float) or (isinstance(one, float) and not math.isfinite(one)):
+            raise SteerError(field, value, "a text, a number or a truth value, or a list of these")
+    return _text(value)
+
+
 def _text(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
@@ -262,7 +285,7 @@ def _shuffled(spec: TaskSpec, row: Row, where: str, rng: random.Random) -> tuple
         assert spec.answer is not None
         given: Sequence[Any] = _needed(row, choices.options, f"{where}: options", "a list of options")
         texts = [_bare(option) for option in given]
-        answer = _text(_needed(row, spec.answer, f"{where}: {spec.answer.any_of[0]}", "an answer: this row has none"))
+        answer = _answer(row, spec.answer, where)
         letter = option_of(answer, tuple(texts))
         if letter is None:
             raise SteerError(f"{where}: {spec.answer.any_of[0]}", answer, "the letter or the text of one of the options")

@@ -167,4 +167,7 @@ def find(task: str) -> TaskSpec:
         path = Path(task)
     else:
         raise SteerError("--tasks", task, f"one of {', '.join(names())}, or a YAML file{did_you_mean(task, names())}")
-    return validated(TaskSpec, from_yaml_file(path, "--tasks"), f"{path.name}: ")
+    spec = validated(TaskSpec, from_yaml_file(path, "--tasks"), f"{path.name}: ")
+    if task not in names() and spec.name in names():
+        raise SteerError(f"{path.name}: name", spec.name, "another name: the built-in task has this one")
+    return spec

@@ -143,10 +143,15 @@ class Engine(ABC):
 
     @staticmethod
     def from_url(
-        urls: str | Sequence[str], model: str | None = None, *, api_key: str | None = None, parallel: int = 32
+        urls: str | Sequence[str],
+        model: str | None = None,
+        *,
+        api_key: str | None = None,
+        parallel: int = 32,
+        timeout: float = 1800.0,
     ) -> Engine:
-        """OpenAI-compatible servers, each with up to ``parallel`` requests at a time. Dead ones are dropped and their work
-        is redone by the others.
+        """OpenAI-compatible servers, each with up to ``parallel`` requests at a time, each answered within ``timeout``
+        seconds. Dead ones, and those that hang or fail what others answer, are dropped and their work is redone by others.
 
         Raises:
             SteerError: ``urls`` are not URLs.
@@ -156,7 +161,7 @@ class Engine(ABC):
         named = [urls] if isinstance(urls, str) else list(urls) if isinstance(urls, Iterable) else []
         if not named or not all(isinstance(url, str) for url in named):
             raise SteerError("urls", urls, "a URL such as http://localhost:8000, or a list of at least one")
-        return HTTPEngine(named, model, api_key=api_key, parallel=parallel)
+        return HTTPEngine(named, model, api_key=api_key, parallel=parallel, timeout=timeout)
 
     @abstractmethod
     def submit(self, requests: Sequence[Request]) -> Stream:

@@ -146,15 +146,22 @@ def response_of(status: int, content: Any, seconds: float) -> Response:
         error = content.get("error", content) if isinstance(content, dict) else content
         message = error.get("message", error) if isinstance(error, dict) else error
         return failed(shorten_text(f"status {status}: {message}", 2000))
-    choice = content["choices"][0]
-    usage = content.get("usage") or {}
+    try:
+        return _response(content["choices"][0], content.get("usage") or {}, seconds)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return failed(shorten_text(f"status 200, but no answer in it ({type(error).__name__}: {error}): {content}", 2000))
+
+
+def _response(choice: Any, usage: Any, seconds: float) -> Response:
     text = choice.get("text")
     if text is None:
         message = choice["message"]
-        text = message.get("content") or ""
+        text = message.get("content")
         # A server that splits the thinking off: put it back, so that texts are alike on every engine.
         if thinking := message.get("reasoning") or message.get("reasoning_content"):
-            text = f"<think>{thinking}</think>{text}"
+            text = f"<think>{thinking}</think>{text or ''}"
+    if not isinstance(text, str):
+        raise TypeError(f"its text is {text!r}")
     return Response(
         text=text,
         finish="length" if choice.get("finish_reason") == "length" else "stop",

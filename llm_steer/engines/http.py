@@ -31,12 +31,23 @@ TRIES = 4
 """Attempts at one request at one server. If it could not be reached in the last one, it is dead."""
 LOST = 3
 """Servers that may die over one request before the request is given up."""
+FAULTS = 3
+"""Requests that a server may fail and others answer before it is dropped."""
+SILENCE = 120.0
+"""Seconds without an answer after which a server hangs, if others answered meanwhile; at least ``PATIENCE`` times as long as
+the longest answer took."""
+PATIENCE = 5.0
 BACKOFF = 0.5
 """Seconds before the second attempt; doubled for each further one, with jitter."""
 BUSY = (408, 425, 429, 500, 502, 503, 504)
 """Status codes that are tried again."""
 OUT = (401, 403, 429, 502, 503, 504)
 """Status codes that say something of the server, not of the request: another server is asked."""
+
+UNSTEERED = (
+    "the server does not steer (it has no /v1/steer), so the request would be answered unsteered; "
+    "serve the model with vLLM and llm-steer-plugin installed beside it"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +60,7 @@ class HTTPEngine(Engine):
         model: name; the only one that the first server has if None.
         api_key: sent as a bearer token, and nowhere else.
         parallel: requests at a time, at each server.
-        timeout: seconds for one response.
+        timeout: seconds in which one response must come. A server that lets it pass is dropped if there are others.
     """
 
     def __init__(
@@ -68,7 +79,11 @@ class HTTPEngine(Engine):
                 raise SteerError("urls", _public(url, api_key), "URLs that begin with http:// or https://")
         if parallel < 1:
             raise SteerError("parallel", parallel, "at least 1")
-        self._urls = [url.rstrip("/").removesuffix("/v1") for url in urls]
+        if not 0 < timeout < float("inf"):
+            raise SteerError("timeout", timeout, "a number of seconds above 0")
+        self._urls = [url.rstrip("/").removesuffix("/v1").rstrip("/") for url in urls]
+        if twice := [url for url, count in Counter(self._urls).items() if count > 1]:
+            raise SteerError("urls", _public(twice[0], api_key), "URLs that are given once")
         self._key, self._parallel, self._timeout = api_key, parallel, timeout
         self._model = model
         self._servers: list[_Server] | None = None
@@ -100,6 +115,9 @@ class HTTPEngine(Engine):
                 for url in self._urls:
                     try:
                         found.append(_ask(client, url, self._model))
+                    except SteerError as error:  # it is there, and serves something else
+                        valid = f"{error.valid}, which {_public(url, self._key)} has"
+                        raise SteerError(error.field, error.value, valid) from error
                     except (_httpx().HTTPError, ValueError) as error:
                         problems[url] = _public(str(error) or type(error).__name__, self._key)
             if not found:
@@ -129,9 +147,9 @@ class HTTPEngine(Engine):
         return {"Authorization": f"Bearer {self._key}"} if self._key else {}
 
     def _start(self, requests: Sequence[Request]) -> Stream:
-        run = _Run(
-            self._connect(), requests, self._headers(), self._parallel, self._timeout, self._key, self._drop, self._redone
-        )
+        known = self._connect()
+        servers = [server for server in known if server.url not in self._dropped] or known
+        run = _Run(servers, requests, self._headers(), self._parallel, self._timeout, self._key, self._drop, self._redone)
         return run.stream
 
 
@@ -169,6 +187,21 @@ def _ask(client: httpx.Client, url: str, model: str | None) -> _Server:
     return _Server(url, name, vllm, steers, about)
 
 
+class _Place:
+    """A server while requests are on their way."""
+
+    def __init__(self, server: _Server) -> None:
+        self.server = server
+        self.dead = asyncio.Event()
+        self.tasks: set[asyncio.Task[Response]] = set()
+        self.refused: deque[int] = deque()
+        """Requests that failed here, for others to try."""
+        self.faults = 0
+        """How many of these others answered."""
+        self.heard = time.monotonic()
+        """When it last answered, or had nothing to do."""
+
+
 class _Run:
     """Requests on their way, in a thread with an event loop of its own."""
 
@@ -184,7 +217,7 @@ class _Run:
         redone: Counter[str],
     ) -> None:
         self._tell_dropped, self._redone = drop, redone
-        self._servers, self._requests, self._headers = servers, requests, headers
+        self._places, self._requests, self._headers = [_Place(server) for server in servers], requests, headers
         self._parallel, self._timeout, self._key = parallel, timeout, key
         self._alive = len(servers)
         self._todo = deque(range(len(requests)))
@@ -192,6 +225,10 @@ class _Run:
         self._tasks: dict[int, asyncio.Task[Response]] = {}
         self._aborted: set[int] = set()
         self._lost: Counter[int] = Counter()
+        self._failed: dict[int, tuple[_Place, Response]] = {}
+        """By request, the first place where it failed."""
+        self._longest = 0.0
+        """Seconds that an answer took."""
         self._problem = ""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
@@ -231,56 +268,120 @@ class _Run:
         try:
             async with httpx.AsyncClient(headers=self._headers, limits=limits, timeout=timeout) as client:
                 at_each = min(self._parallel, len(self._requests))
-                await asyncio.gather(*(self._serve(client, server, at_each) for server in self._servers))
-            while self._todo:
-                self._done(self._todo.popleft(), failed(f"no server is left ({self._problem})"))
+                workers = (self._worker(client, place) for place in self._places for _ in range(at_each))
+                watch = asyncio.ensure_future(self._watch())
+                await asyncio.gather(*workers)
+                watch.cancel()
+            for index in self._todo:
+                self._done(index, failed(f"no server is left ({self._problem})"))
+            for index in (index for place in self._places for index in place.refused):
+                self._done(index, self._failed[index][1])
         finally:
             with self._lock:
                 self._loop = None
 
-    async def _serve(self, client: httpx.AsyncClient, server: _Server, parallel: int) -> None:
+    async def _worker(self, client: httpx.AsyncClient, place: _Place) -> None:
         """Keep a server busy until nothing is left, or it is dead."""
-        dead = asyncio.Event()
-        await asyncio.gather(*(self._worker(client, server, dead) for _ in range(parallel)))
-
-    async def _worker(self, client: httpx.AsyncClient, server: _Server, dead: asyncio.Event) -> None:
-        while True:
+        while (index := await self._next(place)) is not None:
+            response = await self._answer(client, place, index)
             async with self._more:
-                await self._more.wait_for(lambda: self._todo or not self._left or dead.is_set())
-                if dead.is_set() or not self._left:
-                    return
-                index = self._todo.popleft()
-            if index in self._aborted:
-                response: Response | None = Response(finish="abort")
-            else:
-                task = asyncio.ensure_future(self._ask(client, server, self._requests[index], dead))
-                self._tasks[index] = task
-                try:
-                    response = await task
-                except asyncio.CancelledError:
-                    if index not in self._aborted:
-                        raise
-                    response = Response(finish="abort")
-                except _Dead as error:
-                    self._drop(server, dead, str(error))
-                    self._lost[index] += 1
-                    response = failed(f"{self._lost[index]} servers died of it") if self._lost[index] == LOST else None
-                    self._redone[server.url] += response is None
-                finally:
-                    self._tasks.pop(index, None)
-            async with self._more:
-                if response is None:
-                    self._todo.appendleft(index)  # for the others
-                else:
+                if response is not None:
                     self._done(index, response)
                 self._more.notify_all()
 
-    def _drop(self, server: _Server, dead: asyncio.Event, problem: str) -> None:
-        if not dead.is_set():
-            dead.set()
+    async def _next(self, place: _Place) -> int | None:
+        """A request for this server, once there is one; None when there will be none."""
+
+        def queue() -> deque[int] | None:
+            refused = (p.refused for p in self._places if p is not place or self._alive == 1)
+            return next((waiting for waiting in (*refused, self._todo) if waiting), None)
+
+        async with self._more:
+            await self._more.wait_for(lambda: queue() or not self._left or place.dead.is_set())
+            if place.dead.is_set() or not self._left:
+                return None
+            if not place.tasks:
+                place.heard = time.monotonic()
+            waiting = queue()
+            assert waiting is not None
+            return waiting.popleft()
+
+    async def _answer(self, client: httpx.AsyncClient, place: _Place, index: int) -> Response | None:
+        """The response to a request; None if another server has to give it."""
+        if index in self._aborted:
+            return Response(finish="abort")
+        before = self._failed.get(index)
+        if before and before[0] is place:  # nobody else is left to try
+            return before[1]
+        try:
+            path, body = _body(place.server, self._requests[index])
+        except (SteerError, UnsupportedError) as error:
+            return failed(error)
+        task = asyncio.ensure_future(self._ask(client, place, path, body))
+        self._tasks[index] = task
+        place.tasks.add(task)
+        try:
+            response = await task
+        except asyncio.CancelledError:
+            if index in self._aborted:
+                return Response(finish="abort")
+            if not place.dead.is_set():
+                raise
+            return self._lose(place, index)
+        except _Dead as error:
+            self._drop(place, str(error))
+            return self._lose(place, index)
+        finally:
+            self._tasks.pop(index, None)
+            place.tasks.discard(task)
+        place.heard = time.monotonic()
+        if response.finish == "error":
+            others = self._alive - (not place.dead.is_set())
+            if before or not others:
+                return response
+            self._failed[index] = place, response
+            place.refused.append(index)
+            return None
+        self._longest = max(self._longest, response.seconds)
+        if before:
+            self._blame(*before)
+        return response
+
+    def _lose(self, place: _Place, index: int) -> Response | None:
+        self._lost[index] += 1
+        if self._lost[index] == LOST:
+            return failed(f"{LOST} servers died of it")
+        self._redone[place.server.url] += 1
+        self._todo.appendleft(index)
+        return None
+
+    def _blame(self, place: _Place, response: Response) -> None:
+        """Note that a request which failed at a server was answered by another."""
+        place.faults += 1
+        self._redone[place.server.url] += 1
+        if place.faults == FAULTS:
+            self._drop(place, f"it failed {FAULTS} requests that others answered ({response.error})")
+
+    async def _watch(self) -> None:
+        """Drop servers that hang, and let others do their work."""
+        while True:
+            await asyncio.sleep(SILENCE / 20)
+            silence = max(SILENCE, PATIENCE * self._longest)
+            for place in self._places:
+                silent = place.tasks and time.monotonic() - place.heard > silence
+                if silent and self._longest and self._alive > 1 and not place.dead.is_set():
+                    self._drop(place, f"no answer in {silence:.0f} s, in which others answered")
+                    for task in list(place.tasks):
+                        task.cancel()
+            async with self._more:
+                self._more.notify_all()
+
+    def _drop(self, place: _Place, problem: str) -> None:
+        if not place.dead.is_set():
+            place.dead.set()
             self._alive -= 1
-            self._problem = f"{_public(server.url)}: {problem}"
-            self._tell_dropped(server.url, problem)
+            self._problem = f"{_public(place.server.url)}: {problem}"
+            self._tell_dropped(place.server.url, problem)
 
     def _done(self, index: int, response: Response) -> None:
         self._left -= 1
@@ -294,26 +395,27 @@ class _Run:
         if (task := self._tasks.get(index)) is not None:
             task.cancel()
 
-    async def _ask(self, client: httpx.AsyncClient, server: _Server, request: Request, dead: asyncio.Event) -> Response:
-        try:
-            path, body = _body(server, request)
-        except (SteerError, UnsupportedError) as error:
-            return failed(error)
+    async def _ask(self, client: httpx.AsyncClient, place: _Place, path: str, body: Mapping[str, Any]) -> Response:
         httpx = _httpx()
         began = time.perf_counter()
         for attempt in range(TRIES):
             if attempt:
                 await asyncio.sleep(BACKOFF * 2 ** (attempt - 1) * (1 + random.random() / 4))
-            if dead.is_set():
+            if place.dead.is_set():
                 raise _Dead(self._problem)
             try:
-                answer = await client.post(server.url + path, json=body)
+                answer = await client.post(place.server.url + path, json=body)
+            except httpx.ReadTimeout:
+                problem = f"no answer in {self._timeout:g} s"
+                if self._alive == 1:
+                    return failed(problem)
+                break
             except httpx.HTTPError as error:
                 problem = _public(str(error) or type(error).__name__, self._key)
                 continue
             if answer.status_code in BUSY and attempt < TRIES - 1:
                 continue
-            the_last = self._alive == 1 and not dead.is_set()
+            the_last = self._alive == 1 and not place.dead.is_set()
             if answer.status_code not in OUT or the_last:
                 return _response(answer, time.perf_counter() - began, self._key)
             problem = f"status {answer.status_code}"
@@ -363,10 +465,7 @@ def _steering(server: _Server, request: Request) -> dict[str, Any]:
     steer = request.steer
     if not server.steers:
         if steer not in (None, False, spec.OFF, [], ()) or request.trace:
-            raise UnsupportedError(
-                "the server does not steer (it has no /v1/steer), so the request would be answered unsteered; "
-                "serve the model with vLLM and llm-steer-plugin installed beside it"
-            )
+            raise UnsupportedError(UNSTEERED)
         return {}
     arguments: dict[str, Any] = {}
     if steer is not None:

@@ -11,7 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Answer = Callable[[dict[str, Any]], Any]
-"""From a body to a text; or to a status and an error message; or to None, to drop the connection."""
+"""From a body to a text; or to a status and an error message; or to JSON or bytes, sent as they are; or to None, to drop the
+connection."""
 
 
 def echo(body: dict[str, Any]) -> str:
@@ -74,6 +75,9 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(answer, tuple):
             self._send(answer[0], {"error": {"message": answer[1]}})
             return
+        if not isinstance(answer, str):
+            self._send(200, answer)
+            return
         words = answer.split()
         chat = self.path == "/v1/chat/completions"
         choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
@@ -85,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, {"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": len(words)}})
 
     def _send(self, status: int, content: Any) -> None:
-        data = json.dumps(content).encode()
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
         try:
             self.send_response(status)
             self.send_header("Content-Type", "application/json")

@@ -248,7 +248,93 @@ def test_bad_requests(request_: Request, field: str) -> None:
     assert error.value.field.endswith(field)
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda body: (400, "no luck"),
+        lambda body: (404, "no luck"),
+        lambda body: (500, "no luck"),
+        lambda body: {"choices": []},
+        lambda body: {"choices": [{"index": 0, "message": {"role": "assistant", "content": None}}]},
+        lambda body: {"choices": [{"index": 0}]},
+        lambda body: {"choices": ["no luck"]},
+        lambda body: ["no luck"],
+        lambda body: b"<html>no luck",
+    ],
+)
+def test_a_server_that_fails_what_others_answer_eats_nothing(serve: Any, answer: Any) -> None:
+    bad, good = serve(answer), serve(slow(0.005))
+    engine = Engine.from_url([bad.url, good.url], parallel=2)
+    assert [r.text for r in engine.run(questions(20))] == [f"echo q{i}" for i in range(20)]
+    (told,) = engine.dropped()
+    assert "it failed 3 requests that others answered" in told
+    asked = len(bad.bodies)
+    assert [r.error for r in engine.run(questions(5))] == [None] * 5
+    assert len(bad.bodies) == asked  # "asked no more" holds for what is submitted later
+
+
+def test_what_every_server_refuses_is_refused(serve: Any) -> None:
+    """And costs none of them its place."""
+
+    def answer(body: dict[str, Any]) -> Any:
+        return (400, "too long") if body["messages"][0]["content"] in {f"q{i}" for i in range(10)} else echo(body)
+
+    servers = [serve(answer), serve(answer)]
+    engine = Engine.from_url([server.url for server in servers], parallel=2)
+    responses = engine.run(questions(20))
+    assert [r.error for r in responses] == ["status 400: too long"] * 10 + [None] * 10
+    assert engine.dropped() == []
+    asked = [body["messages"][0]["content"] for server in servers for body in server.bodies]
+    assert all(asked.count(f"q{i}") == (2 if i < 10 else 1) for i in range(20))
+
+
+def test_a_server_that_hangs_is_left(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "SILENCE", 0.4)
+    hung = threading.Event()
+    bad, good = serve(lambda body: hung.wait(60) and echo(body)), serve(slow(0.01))
+    engine = Engine.from_url([bad.url, good.url], parallel=3)
+    assert [r.text for r in engine.run(questions(30))] == [f"echo q{i}" for i in range(30)]
+    (told,) = engine.dropped()
+    assert told.endswith("no answer in 0 s, in which others answered; others redid 3 of its requests")
+    hung.set()
+
+
+def test_a_slow_server_is_waited_for(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five times the longest answer: slow is not dead."""
+    monkeypatch.setattr(http, "SILENCE", 0.02)
+    engine = Engine.from_url([serve(slow(0.3)).url, serve(slow(0.2)).url], parallel=1)
+    assert [r.text for r in engine.run(questions(8))] == [f"echo q{i}" for i in range(8)]
+    assert engine.dropped() == []
+
+
+def test_an_answer_has_its_time(serve: Any) -> None:
+    hung = threading.Event()
+
+    def answer(body: dict[str, Any]) -> Any:
+        return hung.wait(60) and echo(body) if body["messages"][0]["content"] == "q1" else echo(body)
+
+    responses = Engine.from_url(serve(answer).url, timeout=0.3).run(questions(3))
+    assert [r.error for r in responses] == [None, "no answer in 0.3 s", None]
+    bad, good = serve(lambda body: hung.wait(60) and echo(body)), serve(slow(0.05))
+    engine = Engine.from_url([bad.url, good.url], timeout=0.3)
+    assert [r.error for r in engine.run(questions(9))] == [None] * 9
+    assert "no answer in 0.3 s" in engine.dropped()[0]
+    hung.set()
+
+
+def test_a_server_without_the_model_is_refused(serve: Any) -> None:
+    first, other = serve(), serve()
+    with pytest.raises(SteerError, match=f"model: got 'other'; must be one of fake, which {first.url[:-3]} has"):
+        Engine.from_url([first.url, other.url], "other").run(questions(1))
+
+
 def test_bad_urls() -> None:
+    for timeout in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(SteerError, match="timeout"):
+            Engine.from_url("http://a:1", timeout=timeout)
+    for twice in (["http://a:1", "http://a:1/v1/"], ["http://a:1/", "http://b:1", "http://a:1"]):
+        with pytest.raises(SteerError, match="given once"):
+            Engine.from_url(twice)
     for urls in ([], ["localhost:8000"], "file:///etc/passwd"):
         with pytest.raises(SteerError, match="urls"):
             Engine.from_url(urls)

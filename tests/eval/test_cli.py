@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from llm_steer.eval import engine as engines
+from llm_steer.eval.testbed import MODELS
 
+from engines.fake_server import FakeServer, serving
 from llm_steer.cli import run as command
 from support.fake_engine import FakeEngine, answer_by_seed, sums
 
@@ -92,6 +94,8 @@ def test_compare_and_sweep(cli, fake, options, tmp_path):
         ({"--samples": "0"}, "samples"),
         ({"--set": "sample=3"}, "did you mean 'samples'"),
         ({"--engine": "tpu"}, "engine"),
+        ({"--set": "tasks="}, "tasks: got []; must be a list with at least 1"),
+        ({"--set": "timeout=0"}, "timeout: got 0"),
         ({"--config": "nowhere.yaml"}, "readable YAML file"),
     ],
 )
@@ -156,6 +160,48 @@ def test_problems_that_are_gone(cli, fake, options, tmp_path):
         code, _, err = cli(command_, tmp_path / "out")
         assert (code, "problems.jsonl has" in err) == (2, True)
     assert (tmp_path / "out" / "grades.jsonl").read_bytes() == before
+
+
+def test_answers_that_are_gone(cli, fake, options, tmp_path):
+    assert cli("fake", *options)[0] == 0
+    results = tmp_path / "out" / "results.jsonl"
+    whole = results.read_text()
+    results.write_text(whole[: whole.index("\n") + 1])
+    code, _, err = cli("report", tmp_path / "out")
+    assert (code, "4 are missing" in err) == (2, True)
+    results.unlink()
+    code, _, err = cli("report", tmp_path / "out")
+    assert (code, "5 are missing" in err) == (2, True)
+    assert cli("fake", *options)[0] == 0
+    assert cli("report", tmp_path / "out")[0] == 0
+    assert sorted(json.loads(line)["key"] for line in results.read_text().splitlines()) == sorted(
+        json.loads(line)["key"] for line in whole.splitlines()
+    )
+
+
+def test_a_server_that_does_not_steer_is_refused_at_the_start(cli, options, tmp_path):
+    with serving(FakeServer(steers=False)) as server:
+        steered = ["fake", *options, "--url", server.url, "--steer", "none,reflection_cycle"]
+        code, _, err = cli(*steered)
+        assert (code, server.bodies) == (2, [])
+        assert "--steer reflection_cycle: the server does not steer (it has no /v1/steer)" in err
+        assert not (tmp_path / "out").exists()
+        assert cli("fake", *options, "--url", server.url)[0] == 0
+
+
+def test_a_device_that_is_not_there(cli, options):
+    code, _, err = cli(MODELS / "arithmetic", *options, "--set", "device=cuda:99")
+    assert code == 2
+    assert err.startswith("llm-steer: device: got 'cuda:99'; must be a device of this machine")
+
+
+def test_a_task_with_the_name_of_another(cli, fake, options, tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text(Path(options[1]).read_text().replace("name: sums", "name: amc23"))
+    options[1] = str(own)
+    code, _, err = cli("fake", *options)
+    assert code == 2
+    assert "own.yaml: name: got 'amc23'; must be another name: the built-in task has this one" in err
 
 
 def test_a_run_that_cannot_begin_leaves_nothing(cli, options, tmp_path):

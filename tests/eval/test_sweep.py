@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,20 @@ def test_a_problem_s_half_depends_on_nothing_but_its_words():
     half = [item for item in items if for_tuning(item, 0.5)]
     assert 160 <= len(half) <= 240
     assert {i.id for i in half if for_tuning(i, 0.2)} < {i.id for i in half}
+
+
+def test_a_problem_that_is_there_twice_has_one_half(tmp_path):
+    """However it is spaced, and whatever its capitals."""
+    rows = [
+        {"problem": f"{how}{n}{end}", "answer": "1"} for n in range(40) for how, end in (("Is it ", ""), ("is  IT ", "\n"))
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    items = tasks.load(tasks.find("amc23"), file).items
+    assert [item.words for item in items[::2]] == [item.words for item in items[1::2]]
+    halves = [for_tuning(item, 0.5) for item in items]
+    assert halves[::2] == halves[1::2]
+    assert len({*halves}) == 2
 
 
 def test_splits_without_problems():

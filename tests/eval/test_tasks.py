@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 import types
 from pathlib import Path
@@ -210,6 +211,9 @@ def test_options_with_a_letter_for_the_right_one(tmp_path):
         ({"problem": "?", "answer": None}, "rows.jsonl line 2: answer", "an answer"),
         ({"problem": "?", "answer": "  "}, "rows.jsonl line 2: answer", "an answer"),
         ({"answer": "1"}, "rows.jsonl line 2: problem", "given"),
+        ({"problem": "?", "answer": math.nan}, "rows.jsonl line 2: answer", "a text, a number"),
+        ({"problem": "?", "answer": {"a": 1}}, "rows.jsonl line 2: answer", "a text, a number"),
+        ({"problem": "?", "answer": ["1", ["2"]]}, "rows.jsonl line 2: answer", "a text, a number"),
         ([1], "rows.jsonl line 2", "a JSON object"),
     ],
 )
@@ -218,6 +222,18 @@ def test_a_bad_row_is_named(tmp_path, row, where, valid):
     with pytest.raises(SteerError, match=valid) as caught:
         tasks.load(tasks.find("amc23"), file)
     assert caught.value.field == where
+
+
+def test_a_byte_order_mark_is_no_content(tmp_path):
+    file = write(tmp_path / "rows.jsonl", '\ufeff{"problem": "1+1", "answer": "2"}\n')
+    assert tasks.load(tasks.find("amc23"), file).items[0].gold.answer == "2"
+
+
+def test_a_problem_with_two_answers_is_told(tmp_path, caplog):
+    rows = [{"problem": "1+1", "answer": "2"}, {"problem": "1+2", "answer": "3"}, {"problem": " 1+1\n", "answer": "3"}]
+    assert len(tasks.load(tasks.find("amc23"), jsonl(tmp_path / "rows.jsonl", *rows)).items) == 3
+    (record,) = caplog.records
+    assert record.getMessage() == "rows.jsonl line 3: the same problem as in line 1 with another answer, '3', there '2'"
 
 
 def test_other_bad_data(tmp_path):
