@@ -57,6 +57,8 @@ class Folder:
             run = json.loads((self.path / RUN).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
+        except NotADirectoryError as error:
+            raise SteerError("folder", str(self.path), "a folder, and not a file") from error
         except (OSError, ValueError) as error:
             raise SteerError(str(self.path / RUN), None, f"what a run wrote ({error})") from error
         if not isinstance(run, dict) or run.get("format") != FORMAT:

@@ -57,10 +57,8 @@ def compare(gold: str, answer: str) -> tuple[bool, str] | None:
     others = zip(numbers, (y, x), strict=True)
     if any(n is not None and "," in text and not normal.takes_several(text) for n, text in others):
         return False, "convention"
-    residues = normal.residue(x), normal.residue(y)
-    if residues[0] and residues[1]:
-        (r, modulus), (s, other) = residues
-        return modulus == other and (r - s) % modulus == 0, "number"
+    if (residue := normal.residue(x)) and (other := normal.residue(y)):
+        return residue[1] == other[1] and (residue[0] - other[0]) % residue[1] == 0, "number"
     counts = normal.listed(x), normal.listed(y)
     if None not in counts and counts[0] != counts[1]:
         return False, "convention"

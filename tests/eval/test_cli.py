@@ -205,6 +205,12 @@ def test_a_task_with_the_name_of_another(cli, fake, options, tmp_path):
 
 
 def test_a_run_that_cannot_begin_leaves_nothing(cli, options, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    options[options.index("--out") + 1] = str(file)
+    code, _, err = cli("no/such-model", *options)
+    assert (code, file.read_text()) == (2, "mine")
+    assert err == f"llm-steer: folder: got '{file}'; must be a folder, and not a file\n"
     options[options.index("--out") + 1] = str(tmp_path / "deep" / "er")
     assert cli("no/such-model", *options)[0] == 2
     assert not (tmp_path / "deep").exists()
