@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 # A network this small gains nothing from threads that spin while they wait.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is for the report
 
 import typer
 from llm_steer.eval.testbed import MODELS
