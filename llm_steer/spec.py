@@ -328,6 +328,8 @@ def _phrase(problem: Mapping[str, Any]) -> str:
         return message.removeprefix("Value error, ").removeprefix("must be ")
     if problem["type"] == "list_type" and isinstance(problem["input"], str):
         return "a list, not a text that holds one"
+    if problem["type"] == "list_type":
+        return "a list, in brackets"
     if message.startswith("Input should be "):
         return message.removeprefix("Input should be ")
     if size := re.fullmatch(r"(\w+) should have (at (?:least|most) \d+ \w+)(?: after validation)?(?:, not (\d+))?", message):
