@@ -25,8 +25,8 @@ _LIST_BY_SPACES = re.compile(r"\d+(?: \d+)+")
 _GROUPS_BY_SPACES = re.compile(r"\d{1,3}(?: \d{3})+")
 _GAP = r"(?:\s|\\[ ,;!]|~|\\quad)*"
 _BEFORE_WORDS = re.compile(
-    rf"(?P<quantity>.*?[\d}}\])])(?P<gap>{_GAP})"
-    r"(?P<words>\\(?:text|mbox|mathrm|textrm)\s*\{.*|[a-zA-Z][a-zA-Z .^{}\d/²³]*)",
+    rf"(?:(?P<quantity>.*?(?:[\d}}\])]|\\pi(?![a-zA-Z])))(?P<gap>{_GAP})(?P<words>[a-zA-Z][a-zA-Z .^{{}}\d/²³]*)"
+    r"|(?P<any>.+?)(?P<marked>\\(?:text|mbox|mathrm|textrm)\s*\{.*))",
     re.DOTALL,
 )
 _CONNECTOR = re.compile(
@@ -52,6 +52,7 @@ _SPELLINGS = {
 _UPRIGHT = re.compile(r"\\(?:text|mbox|textrm|mathrm|mathbf|textbf)\s*\{\s*([a-zA-Z]|[^a-zA-Z{}]*)\s*\}")
 """A letter or a sign that is set upright means what it means otherwise: ``2\\mathrm{i}``, ``7\\text{:}30``."""
 _REALS = re.compile(r"(?:[a-zA-Z]\\in ?)?(?:\\mathbb\{?R\}?|\\R(?:eals)?|ℝ)")
+_SET_BUILDER = re.compile(r"\\\{[a-zA-Z](?:\\in ?\\mathbb\{?R\}?)?(?:\\mid ?|:|\|)(.+)\\\}")
 _REAL_LINE = "(-\\infty,\\infty)"
 _WORDED = {
     "infinity": "\\infty",
@@ -66,6 +67,10 @@ _WORDED = {
     "empty set": "\\emptyset",
     "the empty set": "\\emptyset",
 }
+_NAME = (
+    r"[a-zA-Z](?:_\{?\w+\}?)?(?:\([^()=,]*\))?|[A-Z]{2,3}|\([a-zA-Z](?:,[a-zA-Z])+\)"
+    r"|\\(?:vec|overrightarrow|overline|angle) ?\{?[a-zA-Z]+\}?"
+)
 _SHORT_WORDS = {"yes", "no", "odd", "one", "two", "six", "ten", "all", "any"}
 
 
@@ -126,7 +131,7 @@ def word(answer: str) -> str | None:
 def compact(answer: str) -> str:
     r"""Mathematics without what only looks: spaces, ``\left``, ``$``, degrees, percent and currency signs, thousands
     separators, a final full stop."""
-    answer = answer.rstrip("\\ \n")
+    answer = re.sub(r"^[\s$]*(?:\\approx|≈)", "", answer.rstrip("\\ \n"))
     for old, new in _SPELLINGS.items():
         answer = answer.replace(old, new)
     if _TRIGONOMETRY.search(answer):
@@ -134,6 +139,7 @@ def compact(answer: str) -> str:
     answer = _UPRIGHT.sub(r"\1", answer)
     answer = _grouped(_PERCENT.sub("", _DEGREE.sub("", re.sub(r"^\s*–", "-", answer))))
     answer = _listed(_mixed(_SPACING.sub(" ", answer)))
+    answer = re.sub(r"\\log_(\d) ?(?=\d)", r"\\log_{\1}", answer)
     answer = re.sub(r"([_^][a-zA-Z\d]) (?=\d)", r"\1\\cdot", answer)  # x_1 2 is not x_12
     answer = re.sub(r"(?<=[a-zA-Z]) (?=[a-zA-Z])", "\0", answer).replace(" ", "").replace("\0", " ")
     answer = _SHORT_FRACTION.sub(lambda m: f"\\frac{{{m[1] or m[2]}}}{{{m[3] or m[4]}}}", answer.rstrip("."))
@@ -178,13 +184,13 @@ def _sign(quantity: str) -> str | None:
 
 def _split_words(answer: str) -> tuple[str, str | None]:
     found = _BEFORE_WORDS.fullmatch(answer.strip())
-    if not found or (not found["words"].startswith("\\") and not _may_be_words(**found.groupdict())):
+    if not found or (found["words"] and not _may_be_words(found["quantity"], found["gap"], found["words"])):
         return answer, None
-    factor, words = units.factor(plain_text(found["words"]))
+    factor, words = units.factor(plain_text(found["words"] or found["marked"]))
     unit = units.unit(words) if words else None
     if words and unit is None:
         return answer, None
-    return _times(found["quantity"], factor), unit
+    return _times(found["quantity"] or re.sub(rf"{_GAP}$", "", found["any"]), factor), unit
 
 
 def _may_be_words(quantity: str, gap: str, words: str) -> bool:
@@ -304,6 +310,9 @@ def as_interval(answer: str) -> str:
     r"""``-2\le x<7`` as ``[-2,7)``, ``x\ge 3`` as ``[3,\infty)``; anything else as it is. In :func:`compact` form."""
     if _REALS.fullmatch(answer):
         return _REAL_LINE
+    if built := _SET_BUILDER.fullmatch(answer):
+        inner = as_interval(built[1])
+        return answer if inner == built[1] else inner
     sides = _RELATION.split(answer)
     if len(sides) not in (3, 5) or len({_falls(relation) for relation in sides[1::2]}) != 1:
         return re.sub(r"^[a-zA-Z]\\in ?(?=[\[(\\])", "", answer)
@@ -336,8 +345,9 @@ def _strict(relation: str) -> bool:
 
 
 def without_name(answer: str) -> str:
-    """``x=5`` as ``5``, ``f(x)=2x`` as ``2x``, ``x=1,x=2`` as ``1,2``: equations whose left side is one name."""
-    found = [re.fullmatch(r"([a-zA-Z](?:\([a-z]\))?)=([^=]+)", part) for part in re.split(r",(?=[a-zA-Z]=)", answer)]
+    """``x=5`` as ``5``, ``f(x)=2x`` as ``2x``, ``x=1,x=2`` as ``1,2``, ``(x,y)=(1,2)`` as ``(1,2)``: equations whose left side is
+    one name, or names in brackets."""
+    found = [re.fullmatch(rf"({_NAME})=([^=]+)", part) for part in re.split(r",(?=[a-zA-Z]=)", answer)]
     if None in found or len({part[1] for part in found if part}) != 1:
         return answer
     return ",".join(part[2] for part in found if part)

@@ -39,6 +39,10 @@ def compare(gold: str, answer: str) -> tuple[bool, str] | None:
         return a.word == (b.word or normal.plain_text(answer).casefold()), "text"
     if normal.spelling(gold) == normal.spelling(answer):
         return True, "exact"
+    if {a.unit, b.unit} == {"dollar", "cent"}:
+        amounts = [normal.rational(form.text) for form in (a, b)]
+        cents = [n and n * (100 if form.unit == "dollar" else 1) for n, form in zip(amounts, (a, b), strict=True)]
+        return cents[0] is not None and cents[0] == cents[1], "number"
     if a.unit and b.unit and a.unit != b.unit:
         return False, "convention"
     if a.variable and b.variable and a.variable != b.variable:
@@ -83,4 +87,6 @@ def for_algebra(gold: str, answer: str) -> tuple[str, str]:
     texts = [Form.of(a).text for a in (gold, answer)]
     if ("=" in texts[0]) != ("=" in texts[1]):
         texts = [normal.without_name(t) for t in texts]
-    return texts[0], texts[1]
+    numbers = [normal.rational(t) for t in texts]  # 2e6 is no product
+    first, second = (t if n is None else str(n) for t, n in zip(texts, numbers, strict=True))
+    return first, second
