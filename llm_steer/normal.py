@@ -345,8 +345,8 @@ def _strict(relation: str) -> bool:
 
 
 def without_name(answer: str) -> str:
-    """``x=5`` as ``5``, ``f(x)=2x`` as ``2x``, ``x=1,x=2`` as ``1,2``, ``(x,y)=(1,2)`` as ``(1,2)``: equations whose left side
-    is one name, or names in brackets."""
+    """``x=5`` as ``5``, ``f(x)=2x`` as ``2x``, ``x=1,x=2`` as ``1,2``, ``(x,y)=(1,2)`` as ``(1,2)``: equations whose left
+    side is one name, or names in brackets."""
     found = [re.fullmatch(rf"({_NAME})=([^=]+)", part) for part in re.split(r",(?=[a-zA-Z]=)", answer)]
     if None in found or len({part[1] for part in found if part}) != 1:
         return answer
