@@ -6,6 +6,7 @@ which only the drawn token is left. Each row draws by its own random numbers, wh
 
 from __future__ import annotations
 
+import atexit
 import random
 import threading
 import time
@@ -34,6 +35,19 @@ if TYPE_CHECKING:
     from llm_steer.hosts.hf_steering import Steering
 
 NO_TOKEN = 2**31 - 1
+
+_running: dict[threading.Thread, threading.Event] = {}
+"""Threads that generate, and what makes each stop at its next token."""
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Python's end would meet the threads inside of torch, which aborts the process."""
+    for closed in [*_running.values()]:
+        closed.set()
+    for thread in [*_running]:
+        thread.join()
+
 
 _draw: ContextVar[_Draw | None] = ContextVar("llm_steer_draw", default=None)
 
@@ -107,8 +121,12 @@ class HFEngine(Engine):
                         self._run(batch)
             except BaseException as error:
                 stream.put(error)
+            finally:
+                _running.pop(thread)
 
-        threading.Thread(target=work, name="llm-steer-hf", daemon=True).start()
+        thread = threading.Thread(target=work, name="llm-steer-hf", daemon=True)
+        _running[thread] = closed
+        thread.start()
         return stream
 
     def _row(self, index: int, request: Request, stream: QueueStream, aborted: Callable[[int], bool]) -> _Row:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -197,6 +199,23 @@ def test_closing_stops_the_model(engine: Engine) -> None:
         pass
     assert list(stream) == []
     assert engine.run([ask(PROMPTS[0], max_tokens=2)])[0].tokens <= 2  # waits for the batch that was running
+
+
+UNFINISHED = """
+from llm_steer.eval.testbed import MODELS, sampling
+from llm_steer.engines.base import Engine, Request, Sampling
+
+engine = Engine.from_hf(*sampling.load(MODELS / "arithmetic"))
+forever = Sampling(max_tokens=900, ignore_eos=True)
+stream = engine.submit([Request(prompt="a = 12; b = a + 7; c = ?", sampling=forever) for _ in range(256)])
+stream.abort(5)
+raise SystemExit(3)
+"""
+
+
+def test_a_process_ends_in_order_while_its_model_generates() -> None:
+    done = subprocess.run([sys.executable, "-c", UNFINISHED], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 3, done.stderr
 
 
 def test_the_model_s_own_steering_is_the_default(model: Any, tiny_tokenizer: Any) -> None:
