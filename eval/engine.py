@@ -66,7 +66,14 @@ def _hf(config: RunConfig) -> tuple[Engine, Any]:
     except (RuntimeError, AssertionError) as error:
         raise SteerError("device", device, f"a device of this machine ({str(error).splitlines()[0]})") from error
     with loading(label, "MODEL"):
-        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **config.engine_args)
+        try:
+            model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **config.engine_args)
+        except TypeError as error:  # what the model's class makes of an unknown name
+            if unknown := [name for name in config.engine_args if f"'{name}'" in str(error)]:
+                raise SteerError(
+                    f"engine_args.{unknown[0]}", config.engine_args[unknown[0]], f"left out ({error})"
+                ) from error
+            raise
         model = model.to(device).eval()
     return Engine.from_hf(model, tokenizer, batch_size=config.batch_size), tokenizer
 

@@ -60,7 +60,7 @@ class Folder:
         except NotADirectoryError as error:
             raise SteerError("folder", str(self.path), "a folder, and not a file") from error
         except (OSError, ValueError) as error:
-            raise SteerError(str(self.path / RUN), None, f"what a run wrote ({error})") from error
+            raise SteerError("folder", str(self.path), f"one whose run.json is what a run wrote ({error})") from error
         if not isinstance(run, dict) or run.get("format") != FORMAT:
             found = run.get("format") if isinstance(run, dict) else None
             raise SteerError(str(self.path), found, f"a folder of format {FORMAT}: this run was written by another version")

@@ -104,6 +104,7 @@ def sweep(
         {item.words: item.id for task in load_tasks(final) for item in task.items if reports(item)},
         asked_before(Path(tune.out)),
         asked_before(Path(final.out)),
+        config.out,
     )
     if engine is None:
         from llm_steer.eval.engine import open_engine
@@ -159,13 +160,18 @@ def asked_before(folder: Path) -> dict[str, str]:
 
 
 def refuse_overlap(
-    tune: Mapping[str, str], report: Mapping[str, str], tuned: Mapping[str, str] = {}, reported: Mapping[str, str] = {}
+    tune: Mapping[str, str],
+    report: Mapping[str, str],
+    tuned: Mapping[str, str] = {},
+    reported: Mapping[str, str] = {},
+    out: str = "",
 ) -> None:
     """Raise if a problem is tuned on and reported on.
 
     Args:
         tune, report: ids of problems by their words (:attr:`tasks.Item.words`), as they will be asked.
         tuned, reported: as the folders have them from earlier calls, which may have split otherwise.
+        out: the folder of both.
     """
     if not tune or not report:
         raise SteerError("--share", None, "such that problems are left to tune on and to report on")
@@ -177,8 +183,8 @@ def refuse_overlap(
         )
     if both := {**tune, **tuned}.keys() & {**report, **reported}.keys():
         id_ = next(id_ for words, id_ in {**report, **reported}.items() if words in both)
-        valid = f"a new folder: an earlier call split its problems otherwise, {len(both)} would be tuned and reported on"
-        raise SteerError("--out", id_, valid)
+        told = f"{len(both)} would be tuned and reported on, problem {id_} among them"
+        raise SteerError("--out", out, f"a new folder: an earlier call split its problems otherwise, {told}")
 
 
 def _part(config: RunConfig, name: str, wanted: Sequence[str], steer: Sequence[Any]) -> RunConfig:

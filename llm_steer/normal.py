@@ -20,7 +20,7 @@ _SIGNS = {"\\$": "dollar", "€": "euro", "£": "lb"}  # both are written "pound
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 _IN_DEGREES = re.compile(rf"(\d+(?:\.\d+)?)\s*(?:{_DEGREE.pattern})")
 _SHORT_FRACTION = re.compile(r"\\frac(?:(\d)|\{(\d+)\})(?:(\d)|\{(\d+)\})")
-_THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:,|\{,\})\d{3})+(?!\d)")
+_THOUSANDS = re.compile(r"(?<![\d.(\[])\d{1,3}(?:(?:,|\{,\})\d{3})+(?!\d)")
 _LIST_BY_SPACES = re.compile(r"\d+(?: \d+)+")
 _GROUPS_BY_SPACES = re.compile(r"\d{1,3}(?: \d{3})+")
 _GAP = r"(?:\s|\\[ ,;!]|~|\\quad)*"
@@ -48,12 +48,24 @@ _SPELLINGS = {
     "\\lbrace": "\\{",
     "\\rbrace": "\\}",
     "\\varnothing": "\\emptyset",
+    "**": "^",
+    "∞": "\\infty",
+    "½": "\\frac{1}{2}",
+    "¼": "\\frac{1}{4}",
+    "¾": "\\frac{3}{4}",
 }
+_ROOT = re.compile(r"√\s*(?:\{([^{}]*)\}|\(([^()]*)\)|(\d+|[a-zA-Z]))")
+_UNSEEN = re.compile("[\u200b-\u200d\u2060\ufeff]")
+_CLOCK = re.compile(r"(\d{1,2}:\d\d)\s*(?:\\text\s*\{)?\s*([ap])\.?\s*m\b\.?\s*\}?", re.IGNORECASE)
 _UPRIGHT = re.compile(r"\\(?:text|mbox|textrm|mathrm|mathbf|textbf)\s*\{\s*([a-zA-Z]|[^a-zA-Z{}]*)\s*\}")
 """A letter or a sign that is set upright means what it means otherwise: ``2\\mathrm{i}``, ``7\\text{:}30``."""
 _REALS = re.compile(r"(?:[a-zA-Z]\\in ?)?(?:\\mathbb\{?R\}?|\\R(?:eals)?|ℝ)")
 _SET_BUILDER = re.compile(r"\\\{[a-zA-Z](?:\\in ?\\mathbb\{?R\}?)?(?:\\mid ?|:|\|)(.+)\\\}")
 _REAL_LINE = "(-\\infty,\\infty)"
+_UP_TO_TWENTY = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen twenty"
+)
 _WORDED = {
     "infinity": "\\infty",
     "+infinity": "\\infty",
@@ -66,9 +78,11 @@ _WORDED = {
     "the real numbers": _REAL_LINE,
     "empty set": "\\emptyset",
     "the empty set": "\\emptyset",
+    **{word: str(number) for number, word in enumerate(_UP_TO_TWENTY.split())},
 }
+_LETTER = r"(?:[a-zA-Z]|\\(?:alpha|beta|gamma|delta|epsilon|theta|phi|varphi|rho|lambda|mu|omega|sigma|tau)(?![a-zA-Z]))"
 _NAME = (
-    r"[a-zA-Z](?:_\{?\w+\}?)?(?:\([^()=,]*\))?|[A-Z]{2,3}|\([a-zA-Z](?:,[a-zA-Z])+\)"
+    rf"{_LETTER}(?:_\{{?\w+\}}?)?(?:\([^()=,]*\))?|[A-Z]{{2,3}}|\({_LETTER}(?:,{_LETTER})+\)|\\text\{{[^{{}}]*\}}"
     r"|\\(?:vec|overrightarrow|overline|angle) ?\{?[a-zA-Z]+\}?"
 )
 _SHORT_WORDS = {"yes", "no", "odd", "one", "two", "six", "ten", "all", "any"}
@@ -86,7 +100,11 @@ class Form:
 
     @classmethod
     def of(cls, answer: str) -> Form:
-        answer = _WORDED.get(plain_text(answer).casefold(), answer)
+        answer = _CLOCK.sub(lambda m: f"{m[1]}\\text{{{m[2].upper()}M}}", _UNSEEN.sub("", answer))
+        shown = plain_text(answer)
+        # Not only words, as in \text{12 ways}
+        answer = shown if re.fullmatch(r"\\text\s*\{\s*-?\d[^{}]*\}", answer.strip()) else answer
+        answer = _WORDED.get(shown.casefold(), answer)
         text, unit = _alternatives(answer)
         return cls(word(answer), unit, text, _variable(compact(answer)))
 
@@ -107,7 +125,7 @@ class Form:
 
 def plain_text(answer: str) -> str:
     r"""Without ``\text{}``, ``$`` and surplus space: what a reader sees."""
-    previous = None
+    previous, answer = None, re.sub(r"\\(?:display|text)style(?![a-zA-Z])", "", _UNSEEN.sub("", answer))
     while previous != answer:
         previous, answer = answer, _TEXT.sub(r"\1", answer)
     return re.sub(r"\s+", " ", answer.replace("$", "").replace("\\ ", " ")).rstrip("\\ \n").strip().rstrip(".").strip()
@@ -132,8 +150,11 @@ def compact(answer: str) -> str:
     r"""Mathematics without what only looks: spaces, ``\left``, ``$``, degrees, percent and currency signs, thousands
     separators, a final full stop."""
     answer = re.sub(r"^[\s$]*(?:\\approx|≈)", "", answer.rstrip("\\ \n"))
+    answer = re.sub(r"^\*\*(.*)\*\*$", r"\1", answer.strip())  # bold in Markdown
     for old, new in _SPELLINGS.items():
         answer = answer.replace(old, new)
+    answer = _ROOT.sub(lambda m: f"\\sqrt{{{m[1] or m[2] or m[3]}}}", answer)
+    answer = _braced(re.sub(r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}", answer))
     if _TRIGONOMETRY.search(answer):
         answer = _IN_DEGREES.sub(r"(\\frac{\1\\pi}{180})", answer)
     answer = _UPRIGHT.sub(r"\1", answer)
@@ -144,6 +165,13 @@ def compact(answer: str) -> str:
     answer = re.sub(r"(?<=[a-zA-Z]) (?=[a-zA-Z])", "\0", answer).replace(" ", "").replace("\0", " ")
     answer = _SHORT_FRACTION.sub(lambda m: f"\\frac{{{m[1] or m[2]}}}{{{m[3] or m[4]}}}", answer.rstrip("."))
     return "\\emptyset" if answer == "\\{\\}" else answer
+
+
+def _braced(answer: str) -> str:
+    r"""Braces around arguments of ``\frac`` and ``\sqrt`` that are commands: ``\frac\pi4`` as ``\frac{\pi}{4}``."""
+    symbol = r"\\(?!frac|sqrt|text|left|d?frac|math)[a-zA-Z]+"
+    answer = re.sub(rf"\\(frac|sqrt)\s*({symbol})(?:\s+(?=\w))?", r"\\\1{\2}", answer)
+    return re.sub(rf"(\\frac\s*(?:\{{[^{{}}]*\}}|\w))\s*({symbol}|\w)", r"\1{\2}", answer)
 
 
 def _grouped(answer: str) -> str:
@@ -301,7 +329,7 @@ def brackets(answer: str) -> str:
     for opening in ("\\{", "(", "["):
         if answer.startswith(opening):
             end = _partner(answer, len(opening))
-            if end == len(answer) and "," in answer:
+            if end == len(answer) and ("," in answer or opening == "["):
                 return opening[-1] + answer[-1]
     return ""
 
@@ -313,6 +341,8 @@ def as_interval(answer: str) -> str:
     if built := _SET_BUILDER.fullmatch(answer):
         inner = as_interval(built[1])
         return answer if inner == built[1] else inner
+    if other := re.fullmatch(r"[a-zA-Z](?:\\neq?(?![a-zA-Z]) ?|≠)([^,=<>]+)", answer):
+        return f"(-\\infty,{other[1]})\\cup({other[1]},\\infty)"
     sides = _RELATION.split(answer)
     if len(sides) not in (3, 5) or len({_falls(relation) for relation in sides[1::2]}) != 1:
         return re.sub(r"^[a-zA-Z]\\in ?(?=[\[(\\])", "", answer)

@@ -36,7 +36,8 @@ def compare(gold: str, answer: str) -> tuple[bool, str] | None:
     """Whether an answer is right and which rule says so; None if mathematics has to be understood for it."""
     a, b = Form.of(gold), Form.of(answer)
     if a.word is not None:
-        return a.word == (b.word or normal.plain_text(answer).casefold()), "text"
+        said = b.word or normal.plain_text(answer).casefold()
+        return a.word == (said.strip("()") if len(a.word) == 1 else said), "text"
     if normal.spelling(gold) == normal.spelling(answer):
         return True, "exact"
     if {a.unit, b.unit} == {"dollar", "cent"}:

@@ -44,6 +44,7 @@ Steer = Annotated[
 Samples = Annotated[int | None, typer.Option(help="Answers to each problem with each method.")]
 Seed = Annotated[int | None, typer.Option(help="Of sampling and of shuffled options.")]
 Limit = Annotated[int | None, typer.Option(help="Only the first so many problems of each task.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Most tokens of an answer; the task's if left out.")]
 Out = Annotated[str | None, typer.Option(help="The run's folder; an existing one is gone on with.")]
 EngineName = Annotated[str | None, typer.Option(help="auto, hf, vllm or url.")]
 Urls = Annotated[list[str] | None, typer.Option("--url", help="An OpenAI-compatible server; may be repeated.")]
@@ -62,7 +63,7 @@ def run(
     url: Urls = None,
     data: Data = None,
     limit: Limit = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer; the task's if left out.")] = None,
+    max_tokens: MaxTokens = None,
     temperature: Annotated[float | None, typer.Option(help="The task's if left out; 0 is greedy.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows at a time on Hugging Face.")] = None,
     config: Config = None,
@@ -121,6 +122,7 @@ def sweep(
     url: Urls = None,
     data: Data = None,
     limit: Limit = None,
+    max_tokens: MaxTokens = None,
     config: Config = None,
     sets: Sets = None,
     json: Json = False,
@@ -136,7 +138,7 @@ def sweep(
         if report_samples is not None and report_samples < 1:
             raise SteerError("--report-samples", report_samples, "at least 1")
         options = {"model": model, "tasks": _listed(tasks), "steer": steer, "samples": samples, "seed": seed, "out": out}
-        options |= {"engine": engine, "urls": url, "limit": limit}
+        options |= {"engine": engine, "urls": url, "limit": limit, "max_tokens": max_tokens}
         read = settings.read(config, {**options, **_data(data, options["tasks"])}, sets or ())
         plan = Plan(read, parse_grids(grid or ()), _listed(report_tasks) or (), share, report_samples)
         summary = start(plan, progress=tqdm_progress, say=note)

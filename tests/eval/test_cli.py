@@ -195,6 +195,12 @@ def test_a_device_that_is_not_there(cli, options):
     assert err.startswith("llm-steer: device: got 'cuda:99'; must be a device of this machine")
 
 
+def test_an_unknown_argument_of_the_engine(cli, options):
+    code, _, err = cli(MODELS / "arithmetic", *options, "--engine", "hf", "--set", "engine_args.x=1")
+    assert code == 2
+    assert err.startswith("llm-steer: engine_args.x: got 1; must be left out")
+
+
 def test_a_task_with_the_name_of_another(cli, fake, options, tmp_path):
     own = tmp_path / "own.yaml"
     own.write_text(Path(options[1]).read_text().replace("name: sums", "name: amc23"))

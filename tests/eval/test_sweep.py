@@ -86,8 +86,9 @@ def test_another_share_in_the_same_folder(tmp_path, share):
     config = RunConfig(**sums(tmp_path, 30))
     grids = {"reflection_cycle": {"amplitude": [1]}}
     sweep(Plan(config, grids), FakeEngine(answer))
-    with pytest.raises(SteerError, match="split its problems otherwise"):
+    with pytest.raises(SteerError, match="split its problems otherwise") as caught:
         sweep(Plan(config, grids, share=share), FakeEngine(answer))
+    assert caught.value.value == config.out
 
 
 def test_nothing_is_chosen_while_answers_are_missing(tmp_path):
