@@ -15,6 +15,8 @@ import torch
 from llm_steer.errors import UnsupportedError
 from llm_steer.plugin import Context, Params, Plugin, Rows, Tokens
 
+from .confidence import Confidence
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -28,6 +30,7 @@ class Recorder(Plugin[Params]):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
+        self._of = Confidence().of
         self._confidence = torch.zeros(context.num_slots, context.max_positions + 1, device=context.device)
 
     def admit(self, slot: int, params: Params | None, prompt_ids: torch.Tensor) -> None:
@@ -36,7 +39,7 @@ class Recorder(Plugin[Params]):
     def logits(self, logits: torch.Tensor, rows: Rows) -> None:
         slot = torch.where(rows.live & (rows.output_position >= 0), rows.slot, self.context.nobody)
         column = rows.output_position.clamp(0, self._confidence.shape[1] - 1)
-        self._confidence[slot, column] = logits.softmax(1).amax(1)
+        self._confidence[slot, column] = self._of(logits)
 
     def finish(self, slot: int, tokens: Tokens, rows: Rows) -> dict[str, Any]:
         return {

@@ -12,6 +12,7 @@ from llm_steer.errors import UnsupportedError
 from llm_steer.plugin import Context, Plugin, Rows, Tokens
 from llm_steer.slots import SlotTable
 
+from .confidence import Confidence
 from .control import COLUMNS, coefficient, paper_coefficient
 from .params import MAX_WINDOW, METHOD, RebalanceParams, constants_of
 
@@ -68,6 +69,7 @@ class Rebalance(Plugin[RebalanceParams]):
         self._steps = torch.zeros(slots, dtype=torch.int64, device=device)
         self._each = torch.arange(slots, device=device)
         self._age = torch.arange(MAX_WINDOW, device=device)
+        self._confidence = Confidence()
 
     @classmethod
     def first_steered(cls, params: RebalanceParams, prompt_len: int) -> int:
@@ -149,7 +151,7 @@ class Rebalance(Plugin[RebalanceParams]):
         return (gain[:, None] * self.bank.vectors[self._row[slot]]).to(hidden.device, hidden.dtype)
 
     def logits(self, logits: torch.Tensor, rows: Rows) -> None:
-        confidence = logits.softmax(1).amax(1).double()
+        confidence = self._confidence.of(logits).double()
         awaited = rows.live & self._flag["steers"][rows.slot]
         awaited &= (rows.output_position == self._next[rows.slot]) & (rows.output_position != self._measured[rows.slot])
         # Rows of which nothing is kept write to nobody.
