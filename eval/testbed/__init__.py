@@ -7,4 +7,4 @@ it tests mechanisms, and predicts nothing about large models.
 from pathlib import Path
 
 MODELS = Path(__file__).parent / "models"
-"""Folder with a Hugging Face folder for each checkpoint: so far ``arithmetic``."""
+"""Folder with a Hugging Face folder for each checkpoint: ``arithmetic`` and ``logic``."""

@@ -61,7 +61,7 @@ def train(
         if json:
             head, *rows = (line.split(",") for line in log.splitlines())
             log_rows = [dict(zip(head, map(float, row), strict=True)) for row in rows]
-            steps = int(log_rows[-1]["step"])
+            steps = int(log_rows[-1]["step"]) if log_rows else 0
             out_.document({"folder": str(folder), "seed": seed, "steps": steps, "of": recipe.steps, "log": log_rows})
         else:
             out_.text(f"{loss_curve(log)}\nwrote {folder}\n")
@@ -77,6 +77,7 @@ def measure(
     json: Json = False,
 ) -> None:
     """Print the table of what the checkpoints show."""
+    from llm_steer.eval.journal import write_whole
     from llm_steer.eval.testbed.measure import document
     from llm_steer.eval.testbed.measure import measure as sections
 
@@ -88,10 +89,11 @@ def measure(
 
         def tell(report: str) -> None:
             if out:
-                with _named("--out", out):
-                    out.write_text(report, encoding="utf-8")
+                write_whole(out, report)
 
-        tell("")  # a place that cannot be written is told before the work
+        if out:  # a place that cannot be written is told before the work
+            with _named("--out", out):
+                out.open("a").close()
         for name in RECIPES:
             _readable(models, name)
         report = sections(models, count=count, seed=seed, only=list(dict.fromkeys(only or SECTIONS)), say=note, tell=tell)

@@ -128,6 +128,10 @@ def test_damaged_checkpoints_are_told_before_the_work(call: Any, tmp_path: Path)
         assert last.startswith("llm-steer: --models: got ")
         assert "logic cannot be loaded (" in last
 
+    report = tmp_path / "report.md"
+    report.write_text("of an earlier run")
+    assert call("measure", "--models", "/nope", "--out", report)[0] == 2
+    assert report.read_text() == "of an earlier run"
     weights, config = models / "logic" / "model.safetensors", models / "logic" / "config.json"
     good = weights.read_bytes()
     weights.write_bytes(good[: len(good) // 2])
