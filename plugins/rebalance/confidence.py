@@ -27,5 +27,5 @@ class Confidence:
         if self._scratch.shape != shape or self._scratch.dtype != logits.dtype:
             with torch.inference_mode(False):  # it may be written in and out of it
                 self._scratch = torch.empty(shape, dtype=logits.dtype)
-        parts = logits.detach().split(ROWS)
+        parts = logits.detach().split(ROWS)  # type: ignore[no-untyped-call,unused-ignore]
         return torch.cat([torch.softmax(part, 1, out=self._scratch[: len(part)]).amax(1) for part in parts])
