@@ -100,8 +100,8 @@ def sweep(
     final = _part(config, "report", plan.report_tasks or config.tasks, fixed)
     final = final.model_copy(update={"samples": plan.report_samples or config.samples})
     refuse_overlap(
-        {item.words: item.id for task in load_tasks(tune) for item in task.items if tunes(item)},
-        {item.words: item.id for task in load_tasks(final) for item in task.items if reports(item)},
+        {key: item.id for task in load_tasks(tune) for item in task.items if tunes(item) for key in _keys(item)},
+        {key: item.id for task in load_tasks(final) for item in task.items if reports(item) for key in _keys(item)},
         asked_before(Path(tune.out)),
         asked_before(Path(final.out)),
         config.out,
@@ -155,8 +155,14 @@ def split_methods(
 
 
 def asked_before(folder: Path) -> dict[str, str]:
-    """Problems that a folder has already: by their words, their ids."""
-    return {p.get("words", p["fingerprint"]): p["id"] for p in Folder(folder).problems().values()}
+    """Problems that a folder has already: by their keys, their ids."""
+    problems = Folder(folder).problems().values()
+    return {key: p["id"] for p in problems for key in (p.get("words", p["fingerprint"]), p["fingerprint"])}
+
+
+def _keys(item: tasks.Item) -> tuple[str, str]:
+    """What two problems must not share. The prompt, too: a folder may hold the words as another version read them."""
+    return item.words, item.fingerprint
 
 
 def refuse_overlap(
@@ -169,21 +175,21 @@ def refuse_overlap(
     """Raise if a problem is tuned on and reported on.
 
     Args:
-        tune, report: ids of problems by their words (:attr:`tasks.Item.words`), as they will be asked.
+        tune, report: ids of problems by their keys, as they will be asked.
         tuned, reported: as the folders have them from earlier calls, which may have split otherwise.
         out: the folder of both.
     """
     if not tune or not report:
         raise SteerError("--share", None, "such that problems are left to tune on and to report on")
-    if both := tune.keys() & report.keys():
+    if both := [*dict.fromkeys(id_ for key, id_ in report.items() if key in tune)]:
         raise SteerError(
             "--report-tasks",
-            next(report[words] for words in report if words in both),
+            both[0],
             f"tasks without the problems that are tuned on: {len(both)} are in both, so their accuracy would be flattered",
         )
-    if both := {**tune, **tuned}.keys() & {**report, **reported}.keys():
-        id_ = next(id_ for words, id_ in {**report, **reported}.items() if words in both)
-        told = f"{len(both)} would be tuned and reported on, problem {id_} among them"
+    ever_tuned = {**tune, **tuned}
+    if both := [*dict.fromkeys(id_ for key, id_ in {**report, **reported}.items() if key in ever_tuned)]:
+        told = f"{len(both)} would be tuned and reported on, problem {both[0]} among them"
         raise SteerError("--out", out, f"a new folder: an earlier call split its problems otherwise, {told}")
 
 

@@ -94,8 +94,6 @@ def measure(
         if out:  # a place that cannot be written is told before the work
             with _named("--out", out):
                 out.open("a").close()
-        for name in RECIPES:
-            _readable(models, name)
         report = sections(models, count=count, seed=seed, only=list(dict.fromkeys(only or SECTIONS)), say=note, tell=tell)
         tell(report)
         if json:
@@ -137,20 +135,6 @@ def _recipe(name: str) -> Recipe:
 def _one_of(field: str, value: str, known: Any) -> None:
     if value not in known:
         raise SteerError(field, value, f"one of {', '.join(known)}")
-
-
-def _readable(models: Path, name: str) -> None:
-    """Load a checkpoint, so that a damaged one is told before the work."""
-    from llm_steer.eval.testbed.sampling import load
-
-    valid = f"a folder with the checkpoints {', '.join(RECIPES)}"
-    if not (models / name / "config.json").is_file():
-        raise SteerError("--models", str(models), valid)
-    try:
-        load(models / name)
-    except Exception as error:  # whatever transformers makes of a damaged file
-        reason = " ".join(str(error).split())[:200]
-        raise SteerError("--models", str(models), f"{valid}; {name} cannot be loaded ({reason})") from error
 
 
 @contextmanager

@@ -23,6 +23,8 @@ from llm_steer.eval.testbed.problem import MIN_DISTINCT, Problem, Task, held_out
 from llm_steer.eval.testbed.recipes import RECIPES
 from llm_steer.eval.testbed.sampling import BANNED, Answers, Response
 
+from llm_steer.errors import SteerError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -47,8 +49,20 @@ class Bench:
     _known: dict[Any, tuple[list[Problem], Answers]] = field(default_factory=dict)
 
     def checkpoint(self, name: str) -> tuple[Any, PreTrainedTokenizerBase]:
+        """Model and tokenizer, loaded once.
+
+        Raises:
+            SteerError: its files are missing or damaged.
+        """
         if name not in self._loaded:
-            self._loaded[name] = sampling.load(self.models / name)
+            folder, valid = self.models / name, f"a folder with the checkpoints {', '.join(RECIPES)}"
+            if not (folder / "config.json").is_file():
+                raise SteerError("--models", str(self.models), valid)
+            try:
+                self._loaded[name] = sampling.load(folder)
+            except Exception as error:  # whatever transformers makes of a damaged file
+                reason = " ".join(str(error).split())[:200]
+                raise SteerError("--models", str(self.models), f"{valid}; {name} cannot be loaded ({reason})") from error
         return self._loaded[name]
 
     def problems(self, task: Task, level: int) -> list[Problem]:
@@ -96,8 +110,6 @@ def accuracy(bench: Bench) -> str:
     """Every task and level at T=1."""
     rows = []
     for recipe in RECIPES.values():
-        if not (bench.models / recipe.name).exists():
-            continue
         for part in recipe.parts:
             for level in part.task.levels:
                 if part.task.distinct(level) < MIN_DISTINCT:
@@ -179,8 +191,6 @@ def _variance(read: Sequence[tuple[Response, list[reading.Attempt]]]) -> str:
 
 def modalities(bench: Bench) -> str:
     """Entailment in words, code and tables; one of each in a vote against three of the best."""
-    if not (bench.models / "logic").exists():
-        return "There is no `logic` checkpoint here."
     level = MIDDLE["entailment"]
     said: dict[str, list[str | None]] = {}
     cost: dict[str, float] = {}
@@ -289,8 +299,13 @@ def measure(
         count: problems a cell.
         say: called with lines of progress.
         tell: called with the report so far, behind every section.
+
+    Raises:
+        SteerError: a checkpoint is missing or damaged.
     """
     bench = Bench(models, count, seed, say)
+    for name in RECIPES:
+        bench.checkpoint(name)  # a damaged one is told before the work
     parts = [f"Measured on a toy, {count} held-out problems a cell, seed {seed}; ± is one standard error."]
     started = time.monotonic()
     for name in only:

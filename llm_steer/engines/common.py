@@ -147,12 +147,12 @@ def response_of(status: int, content: Any, seconds: float) -> Response:
         message = error.get("message", error) if isinstance(error, dict) else error
         return failed(shorten_text(f"status {status}: {message}", 2000))
     try:
-        return _response(content["choices"][0], content.get("usage") or {}, seconds)
+        return _answer(content["choices"][0], content.get("usage") or {}, seconds)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         return failed(shorten_text(f"status 200, but no answer in it ({type(error).__name__}: {error}): {content}", 2000))
 
 
-def _response(choice: Any, usage: Any, seconds: float) -> Response:
+def _answer(choice: Any, usage: Any, seconds: float) -> Response:
     text = choice.get("text")
     if text is None:
         message = choice["message"]

@@ -293,7 +293,7 @@ class _Run:
         """A request for this server, once there is one; None when there will be none."""
 
         def queue() -> deque[int] | None:
-            refused = (p.refused for p in self._places if p is not place or self._alive == 1)
+            refused = (p.refused for p in self._places if p is not place or not self._others(place))
             return next((waiting for waiting in (*refused, self._todo) if waiting), None)
 
         async with self._more:
@@ -336,8 +336,7 @@ class _Run:
             place.tasks.discard(task)
         place.heard = time.monotonic()
         if response.finish == "error":
-            others = self._alive - (not place.dead.is_set())
-            if before or not others:
+            if before or not self._others(place):
                 return response
             self._failed[index] = place, response
             place.refused.append(index)
@@ -369,12 +368,16 @@ class _Run:
             silence = max(SILENCE, PATIENCE * self._longest)
             for place in self._places:
                 silent = place.tasks and time.monotonic() - place.heard > silence
-                if silent and self._longest and self._alive > 1 and not place.dead.is_set():
+                if silent and self._longest and self._others(place) and not place.dead.is_set():
                     self._drop(place, f"no answer in {silence:.0f} s, in which others answered")
                     for task in list(place.tasks):
                         task.cancel()
-            async with self._more:
-                self._more.notify_all()
+                    async with self._more:
+                        self._more.notify_all()  # its workers that wait for requests
+
+    def _others(self, place: _Place) -> int:
+        """How many servers are left besides this one."""
+        return self._alive - (not place.dead.is_set())
 
     def _drop(self, place: _Place, problem: str) -> None:
         if not place.dead.is_set():
@@ -407,7 +410,7 @@ class _Run:
                 answer = await client.post(place.server.url + path, json=body)
             except httpx.ReadTimeout:
                 problem = f"no answer in {self._timeout:g} s"
-                if self._alive == 1:
+                if not self._others(place):
                     return failed(problem)
                 break
             except httpx.HTTPError as error:
@@ -415,8 +418,7 @@ class _Run:
                 continue
             if answer.status_code in BUSY and attempt < TRIES - 1:
                 continue
-            the_last = self._alive == 1 and not place.dead.is_set()
-            if answer.status_code not in OUT or the_last:
+            if answer.status_code not in OUT or not self._others(place):
                 return _response(answer, time.perf_counter() - began, self._key)
             problem = f"status {answer.status_code}"
             break

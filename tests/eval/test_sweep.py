@@ -91,6 +91,20 @@ def test_another_share_in_the_same_folder(tmp_path, share):
     assert caught.value.value == config.out
 
 
+def test_a_folder_that_split_by_other_words(tmp_path):
+    """As a version that read words otherwise left it."""
+    config = RunConfig(**sums(tmp_path, 30))
+    grids = {"reflection_cycle": {"amplitude": [1]}}
+    sweep(Plan(config, grids), FakeEngine(answer))
+    for part in ("tune", "report"):
+        problems = Path(config.out) / part / "problems.jsonl"
+        rows = [{**json.loads(line), "words": f"{part} {n}"} for n, line in enumerate(problems.read_text().splitlines())]
+        problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sweep(Plan(config, grids), FakeEngine(answer))
+    with pytest.raises(SteerError, match="split its problems otherwise"):
+        sweep(Plan(config, grids, share=0.25), FakeEngine(answer))
+
+
 def test_nothing_is_chosen_while_answers_are_missing(tmp_path):
     config = RunConfig(**sums(tmp_path, 20))
     plan = Plan(config, {"reflection_cycle": {"amplitude": [1]}})
